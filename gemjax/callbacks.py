@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from gemjax.checkpoints import Checkpoints
-from gemjax.engines.checks import check_callback, ends_run
+from gemjax.engines.checks import check_callback
 from gemjax.engines.result import Callback, Evaluated, Progress
 from gemjax.engines.transition import RunState
-from gemjax.protocol.checks import check_positive_int, real
+from gemjax.protocol.checks import check_at_least, check_choice, check_positive_int
 from gemjax.protocol.trace import Trace
 
 Evaluate = Callable[[Progress], Any]
@@ -64,8 +64,7 @@ class EarlyStopping:
     def __init__(self, evaluate: Evaluate | str, *, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
         _check_evaluate(evaluate)
         check_positive_int("patience", patience)
-        if not (min_delta := real("min_delta", min_delta)) >= 0:
-            raise ValueError(f"min_delta must not be negative, got {min_delta}")
+        check_at_least("min_delta", min_delta, 0.0)
         self.evaluate, self.patience, self.min_delta, self.mode = evaluate, patience, min_delta, mode
         self.best, self.waited, self._commits = _worst(mode), 0, -1
 
@@ -121,10 +120,6 @@ class BestCheckpoint:
     """
 
     def __init__(self, folder: str | os.PathLike, evaluate: Evaluate | str, *, mode: str = "min"):
-        if callable(folder):
-            raise TypeError(
-                f"folder is {_describe(folder)}, expected a path; give the folder first: BestCheckpoint(folder, evaluate)"
-            )
         _check_evaluate(evaluate)
         self.evaluate, self.mode, self.best = evaluate, mode, _worst(mode)
         self._interrupted = False  # While it saved; the write may have been finished.
@@ -185,28 +180,22 @@ def chain(*callbacks: Callback | None) -> Callback:
     given = [callback for callback in callbacks if callback is not None]
 
     def call_all(progress: Progress) -> bool:
-        answers = [ends_run(callback(progress)) for callback in given]
+        answers = [bool(callback(progress)) for callback in given]
         return any(answers)
 
     return call_all
 
 
-def _worst(mode: str) -> float:
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
-    return math.inf if mode == "min" else -math.inf
-
-
-def _check_evaluate(evaluate: Any) -> None:
-    if not callable(evaluate) and not isinstance(evaluate, str):
-        raise TypeError(
-            f"evaluate is {_describe(evaluate)}, expected the name of a number that the engine's evaluate= returns, or a "
-            "function that takes the gemjax.Progress and returns a number"
+def _check_evaluate(evaluate: Evaluate | str) -> None:
+    if not isinstance(evaluate, str):
+        check_callback(
+            evaluate, "evaluate", "(progress) -> number, or the name of one that evaluate= of the engine returns"
         )
 
 
-def _describe(value: Any) -> str:
-    return f"the {type(value).__name__} {value!r:.60}"
+def _worst(mode: str) -> float:
+    check_choice("mode", mode, ("min", "max"))
+    return math.inf if mode == "min" else -math.inf
 
 
 def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:
@@ -239,14 +228,5 @@ def _value(evaluate: Evaluate, progress: Progress) -> float:
         # A class may compare by its arrays.
         if fn is evaluate or (isinstance(fn, types.MethodType) and fn == evaluate):
             return value
-    found = evaluate(progress)
-    try:
-        if isinstance(found, (str, bytes)):  # From which Python makes a number.
-            raise TypeError
-        known.append((evaluate, float(found)))
-    except (TypeError, ValueError, OverflowError):
-        shape = f" of shape {list(np.shape(found))}" if hasattr(found, "shape") else ""
-        raise TypeError(
-            f"evaluate(progress) must return one number, but returned {type(found).__name__}{shape}"
-        ) from None
+    known.append((evaluate, float(evaluate(progress))))
     return known[-1][1]

@@ -34,11 +34,12 @@ MESSAGES = [
     ),
     (
         lambda: gemjax.gem(0.1, 8),
-        "momentum must be in [0, 1), got 8; did you mean num_workers=8?",
+        "momentum must be in [0, 1), got 8",
     ),
     (
         lambda: run("simulate", tx=gemjax.gem),
-        "tx is the function gem itself; call it and give its result, gem(learning_rate, …)",
+        "tx must be an optax transformation, such as optax.sgd(0.1), got the function gem itself; call it and give "
+        "its result",
     ),
     (
         lambda: run("simulate", tx=gemjax.downpour(num_workers=2)),
@@ -48,12 +49,6 @@ MESSAGES = [
     (
         lambda: run("simulate", tx=gemjax.asgd(0.1, num_workers=3)),
         "the method was made with num_workers=3, but the run has 2 workers; give both the same number",
-    ),
-    (
-        lambda: run("simulate", tx=gemjax.asynchronous(optax.lbfgs(), 2)),
-        "the optimizer has a line search, which evaluates the loss at further points, but a commit has a "
-        "gradient alone; give one without, such as optax.scale_by_lbfgs() with "
-        "optax.scale_by_learning_rate(…)",
     ),
     (
         lambda: run("simulate", tx=optax.chain(gemjax.average_elastically(0.1), asgd())),
@@ -68,38 +63,17 @@ MESSAGES = [
         "steps.update)",
     ),
     (
-        lambda: gemjax.pull(asgd(), PARAMS, 0),
-        "pull was given an optax transformation in place of its state; give tx.init(params)",
-    ),
-    (
         lambda: commit(asgd(), worker=None),
-        "worker= is missing: this state is kept for 2 workers, so give the worker that pulls or commits "
-        "(worker=0 … worker=1)",
+        "worker must be an int in 0 … 1, got None",
     ),
     (
         lambda: commit(asgd(), updates=jnp.ones(3)),
-        "the gradient at the root is float32[3], but the parameter there is float32[4]; give it the same "
-        "shape and dtype",
+        "the gradient at the root is float32[3], expected float32[4]; give one of the same shape and dtype",
     ),
     (
         lambda: run("simulate", PARAMS, squares),
         "loss_fn is of type ArrayImpl and params is a function: swap the two; engines are called as (tx, "
         "loss_fn, params, batches, …) with loss_fn(params, batch) -> loss",
-    ),
-    (
-        lambda: run("simulate", lambda params, batch: (params - batch) ** 2),
-        "the loss has shape (4,), a scalar was expected; take its mean, unless loss_fn returned a gradient, "
-        "as jax.grad(loss) does; give the loss itself, which engines differentiate",
-    ),
-    (
-        lambda: run("simulate", lambda params, batch: (jnp.sum(params), {"error": 0.0})),
-        "a loss_fn(params, batch) must return one number, got (array, dict); for metrics use loss_fn(params, "
-        "model_state, batch, key) -> (loss, (model_state, metrics))",
-    ),
-    (
-        lambda: run("simulate", jax.value_and_grad(squares)),
-        "loss_fn returned (loss, gradient), as jax.value_and_grad(loss) does; give the loss itself, which "
-        "engines differentiate",
     ),
     (
         lambda: run("simulate", with_metrics({"logits": jnp.zeros((4, 3))})),
@@ -112,17 +86,13 @@ MESSAGES = [
     ),
     (
         lambda: run("simulate", lambda params, state, batch, key: (squares(params, batch), ({"mean": 1.0}, {}))),
-        "the run was given no model_state=, but loss_fn returned another model state than it was given: the "
-        "tree PyTreeDef({'mean': *}), expected PyTreeDef(()); return a tree like the one given",
+        "the model state that loss_fn returned is the tree PyTreeDef({'mean': *}), expected PyTreeDef(()); give one of "
+        "the same structure",
     ),
     (
         lambda: run("simulate", model_state={"mode": "train"}),
-        "model_state at ['mode'] is the str 'train', but model_state may have arrays only; keep it in the "
-        "loss function",
-    ),
-    (
-        lambda: run("simulate", callback=lambda progress: "stop"),
-        "callback returned the str 'stop'; return True to end the run, False or None to continue",
+        "model_state at ['mode'] is the str 'train', but model_state may have arrays only; give the "
+        "parameters of a module, and keep everything else in the loss function",
     ),
     (
         lambda: run("simulate", diagnostics=["pi_medain"], tx=gemjax.gem(0.1, num_workers=2)),
@@ -134,26 +104,11 @@ MESSAGES = [
         "trace must be a gemjax.Trace, got Gamma; call its .trace(num_commits)",
     ),
     (
-        lambda: gemjax.simulate(asgd(), squares, PARAMS, iter([X]), TRACE),
-        "batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got "
-        "list_iterator: an iterator gives each batch once, but a run can be replayed and resumed only if any "
-        "batch can be computed again from worker and step; give arrays as gemjax.Epochs(data, batch_size), or"
-        " a dataset with rows by number as gemjax.FromSource(dataset, batch_size=...)",
-    ),
-    (
         lambda: gemjax.simulate(asgd(), squares, PARAMS, X, TRACE),
-        "batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got ndarray; "
-        "data need a batch size and an order, so give gemjax.Epochs(data, batch_size)",
-    ),
-    (
-        lambda: gemjax.simulate(asgd(), squares, PARAMS, Dataset(), TRACE),
-        "batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got Dataset, "
-        "a dataset with rows by number; give gemjax.FromSource(dataset, batch_size=...)",
-    ),
-    (
-        lambda: gemjax.simulate(asgd(), squares, PARAMS, lambda step: step, TRACE),
-        "batches are called as batches(worker, step), but <lambda> takes (step); give a function of two "
-        "arguments",
+        "batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got ndarray; give "
+        "arrays as gemjax.Epochs(data, batch_size), and a dataset with rows by number as "
+        "gemjax.FromSource(dataset, batch_size=...). An iterator gives each batch once, but a run can be replayed "
+        "and resumed only if any batch can be computed again from worker and step",
     ),
     (
         lambda: gemjax.simulate(asgd(), squares, PARAMS, gemjax.Shards(X, 1, 3), TRACE),
@@ -161,24 +116,21 @@ MESSAGES = [
     ),
     (
         lambda: gemjax.Epochs(X, 7),
-        "batch_size must be in 1 … 6 (the rows of the data), got 7",
+        "batch_size must be an int in 1 … 6, got 7",
     ),
     (
         lambda: gemjax.Epochs({"x": np.zeros(3), "y": np.zeros(4)}, 1),
         "all arrays of the data must have the same number of rows, got ['x'] with 3 and ['y'] with 4",
     ),
     (
-        lambda: gemjax.Epochs({"name": np.array(["a", "b"])}, 1),
-        "devices take numbers only, but ['name'] is an array of <U1; encode it as numbers or leave it out",
-    ),
-    (
         lambda: gemjax.FromSource(X),
-        "FromSource needs batch_size=, or batches that are rows: gemjax.Epochs, gemjax.Shards, gemjax.Stream "
-        "of np.arange(len(source)), or a class that derives from gemjax.batches.Rows; got NoneType",
+        "FromSource gathers rows and numbers them anew, so it needs batches that are rows of data: gemjax.Epochs, "
+        "gemjax.Shards, gemjax.Stream, or a class that derives from gemjax.batches.Rows without a batch or gather "
+        "of its own; got NoneType; make such a change in the loss function",
     ),
     (
         lambda: gemjax.LocalSteps(optax.sgd(0.1), 0),
-        "the period of LocalSteps must be an int of at least 1, got 0",
+        "the period of LocalSteps must be an int in 1 … 1048576, got 0",
     ),
     (
         lambda: gemjax.Trace([0, 1, 0], pulled_at=[0, 2, 1]),
@@ -200,9 +152,9 @@ MESSAGES = [
     ),
     (
         lambda: run("simulate", state=run("simulate", tx=gemjax.gem(0.1, num_workers=2))),
-        "the state to continue from is of another method, schedule, model or number of workers; arrays that "
-        "differ: 3, the first is 'view.value.params': found none, expected float32[2, 4]; give the method "
-        "with its schedules, params= and the number of workers as the run had them",
+        "the state to continue from is of another method, schedule, model or number of workers; what "
+        "differs: 3, the first is 'view.value.params': found none, expected float32[2, 4]; give the method "
+        "with its schedules, params=, model_state= and the number of workers as the run had them",
     ),
     (
         lambda: run("devices", num_workers=2, placement=gemjax.place(4)),
@@ -214,24 +166,8 @@ MESSAGES = [
         " are 1 in all; give smaller numbers, or on a CPU call gemjax.cpu_devices(n) first",
     ),
     (
-        lambda: gemjax.sweep(asgd(), squares, PARAMS, ones, TRACE, {"rate": [0.1]}),
-        "make is of type GradientTransformationExtraArgs, but a sweep takes a function that returns the "
-        "transformation; give one, such as lambda rate: gemjax.gem(rate, num_workers=8)",
-    ),
-    (
-        lambda: gemjax.sweep(asgd, squares, PARAMS, ones, TRACE, 0.1),
-        "over must be a dict of lists, such as {'learning_rate': [0.1, 0.2]}, or a list of points, dicts with"
-        " one value per name; got 0.1",
-    ),
-    (
         lambda: gemjax.summarise(TRACE),
         "the run is of type Trace; give the result, its history or the events of a log",
-    ),
-    (
-        lambda: jax.jit(lambda params: run("simulate", params=params))(PARAMS),
-        "an engine cannot be called inside of jax.jit, vmap or grad, because it calls compiled programs from "
-        "Python; call it outside, gemjax.sweep for many hyper-parameters and seeds, or gemjax.pull and "
-        "tx.update for a loop of your own",
     ),
 ]  # fmt: skip
 

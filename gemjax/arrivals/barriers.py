@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gemjax.arrivals.base import Around, Arrivals, check_inner, check_num_commits, draw
-from gemjax.protocol.checks import check_not_narrow, integer, shown, with_plain_numbers
+from gemjax.arrivals.base import Around, Arrivals, check_inner, draw
+from gemjax.protocol.checks import integer
 from gemjax.protocol.trace import Trace
 
 
@@ -29,7 +29,7 @@ class Barrier(Around):
     composes = False
 
     def trace(self, num_commits, seed=0):
-        check_num_commits(num_commits)
+        integer("num_commits", num_commits, 0)
         workers = self.num_workers
         rounds = -(-num_commits // workers)
         taken = np.stack([draw(self.model, w, seed, rounds) for w in range(workers)], axis=1)
@@ -70,9 +70,7 @@ class SemiSynchronous:
 
     def __post_init__(self):
         check_inner(self, self.model)
-        with_plain_numbers(self)
-        if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
-            raise ValueError(f"period must be a positive int, got {shown(self.period)}")
+        integer("period", self.period, 1)
 
     def trace(self, num_meetings: int, seed: int = 0) -> tuple[Trace, tuple[tuple[int, ...], ...]]:
         """Return the commits of ``num_meetings`` meetings.
@@ -86,7 +84,6 @@ class SemiSynchronous:
           :class:`gemjax.LocalSteps`: the number of local steps of each commit of each worker.
         """
         integer("num_meetings", num_meetings, 1)
-        check_not_narrow("num_meetings", num_meetings)
         num_workers = self.model.num_workers
         taken = np.zeros((num_workers, num_meetings), int)
         order, joined, now = [], [], 0.0

@@ -1,12 +1,11 @@
 """Base classes of arrival models, and the merge of independent workers into a trace."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from gemjax.protocol.checks import check_not_narrow, integer, number, numbers, shown, with_plain_numbers
+from gemjax.protocol.checks import check_at_least, integer
 from gemjax.protocol.staleness import check_num_workers
 from gemjax.protocol.trace import Trace
 
@@ -20,14 +19,11 @@ class Arrivals:
     composes: ClassVar[bool] = True
 
     def __post_init__(self):
-        with_plain_numbers(self)
         check_num_workers(self.num_workers)
 
     def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
         """Return the first ``count`` durations of ``worker``, float64 [count], all positive; a larger count extends them."""
-        raise TypeError(
-            f"{type(self).__name__} does not define how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …"
-        )
+        raise NotImplementedError
 
     def finishes(self, worker: int, durations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the times at which ``worker`` finishes consecutive gradients of these durations, and pulls for them.
@@ -57,7 +53,7 @@ class Arrivals:
         Raises:
           ValueError: if ``num_commits`` is negative, or all workers leave before that many commits.
         """
-        check_num_commits(num_commits)
+        integer("num_commits", num_commits, 0)
         return _merge(self, num_commits, seed)
 
 
@@ -83,12 +79,6 @@ def check_inner(outer: object, model: Arrivals) -> None:
         )
 
 
-def check_num_commits(num_commits: int) -> None:
-    """Raise ``ValueError`` unless this is a number of commits."""
-    integer("num_commits", num_commits, 0)
-    check_not_narrow("num_commits", num_commits)
-
-
 def stream(seed: int, worker: int) -> np.random.Generator:
     """Return the random stream of a worker."""
     return np.random.Generator(np.random.Philox(key=np.array([integer("seed", seed, 0, 2**64 - 1), worker], np.uint64)))
@@ -103,43 +93,16 @@ def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: 
     """Return the durations of a worker of a model, which may be one of the user's own.
 
     Raises:
-      ValueError: if they are no numbers, not as many, or one is negative or NaN.
+      ValueError: if they are not as many, or one is negative or NaN.
     """
-    found = model.durations(worker, rng, count)
-    if (drawn := _as_floats(found)) is None:
-        wrong = shown(found)
-    elif drawn.shape != (count,):
-        is_short = drawn.ndim == 1 and len(drawn) < count
-        advice = "; repeat what was measured, as np.resize(measured, count) does" if is_short else ""
-        wrong = f"a shape of {list(drawn.shape)}{advice}"
-    elif not (drawn >= 0).all():
-        wrong = str(drawn[~(drawn >= 0)][0])
-    else:
-        return drawn
-    raise ValueError(
-        f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, "
-        f"got {wrong}"
-    )
-
-
-def _as_floats(values: Any) -> np.ndarray | None:
-    """Return real numbers of any type as an array; ``None`` if they are no such numbers."""
-    try:
-        array = np.asarray(values)
-        if np.ma.is_masked(values):
-            return None
-        if array.dtype.kind != "O":
-            return array.astype(float, copy=False) if _is_real(array.dtype) else None
-        if not all(_is_real(np.asarray(value).dtype) for value in array.flat):
-            return None
-        return np.fromiter(map(float, array.flat), float, array.size).reshape(array.shape)
-    except (TypeError, ValueError, OverflowError):  # Rows of unequal lengths, or no numbers.
-        return None
-
-
-def _is_real(dtype: np.dtype) -> bool:
-    """Return False for complex numbers, times, texts and structures; objects may be numbers."""
-    return dtype.kind == "O" or np.can_cast(dtype, np.float64, "same_kind")
+    drawn = np.asarray(model.durations(worker, rng, count), float)
+    if drawn.shape != (count,) or not (drawn >= 0).all():
+        found = f"a shape of {list(drawn.shape)}" if drawn.shape != (count,) else drawn[~(drawn >= 0)][0]
+        raise ValueError(
+            f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, got "
+            f"{found}; repeat what was measured, as np.resize(measured, count) does"
+        )
+    return drawn
 
 
 def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[float, ...]:
@@ -148,13 +111,12 @@ def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[fl
     Raises:
       ValueError: if their number is not that of the workers, or one is not finite or below ``lowest``.
     """
-    several = (isinstance(value, Sequence) and not isinstance(value, (str, bytes))) or getattr(value, "ndim", 0)
-    values = numbers(name, value) if several else (number(name, value),) * num_workers
+    values = (value,) * num_workers if np.ndim(value) == 0 else tuple(value)
     if len(values) != num_workers:
         raise ValueError(f"{name} must be a number or one for each of the {num_workers} workers, got {len(values)}")
-    if not all(np.isfinite(one) and one >= lowest for one in values):
-        raise ValueError(f"{name} must be finite and at least {lowest:g}, got {value}")
-    return values
+    for one in values:
+        check_at_least(name, one, lowest)
+    return tuple(map(float, values))
 
 
 def _merge(model: Arrivals, num_commits: int, seed: int) -> Trace:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemjax.arrivals.base import Around, durations_of
-from gemjax.protocol.checks import number, shown, with_plain_numbers
+from gemjax.protocol.checks import check_at_least, check_positive, integer
 from gemjax.protocol.trace import Draws, Trace
 
 
@@ -62,23 +62,12 @@ class Incidents(Around):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.incidents, Sequence):
-            raise TypeError(f"incidents must be a sequence of Slows, Leaves and Joins, got {shown(self.incidents)}")
         for incident in self.incidents:
-            if not isinstance(incident, (Slows, Leaves, Joins)):
-                raise TypeError(f"incidents must be Slows, Leaves and Joins, got {shown(incident)}")
-            with_plain_numbers(incident)
-            number("the time of an incident", incident.at)
+            integer(f"the worker of {incident}", incident.worker, 0, self.num_workers - 1)
+            check_at_least(f"the time of {incident}", incident.at, 0.0)
+            if isinstance(incident, Slows):
+                check_positive(f"the factor of {incident}", incident.factor)
         object.__setattr__(self, "incidents", tuple(sorted(self.incidents, key=lambda incident: incident.at)))
-        for incident in self.incidents:
-            if number("the worker of an incident", incident.worker) not in range(self.num_workers):
-                raise ValueError(f"{incident} names a worker that is not in range({self.num_workers})")
-            if not (np.isfinite(incident.at) and incident.at >= 0):
-                raise ValueError(f"{incident}: the time must be finite and not negative")
-            if isinstance(incident, Slows) and not (
-                np.isfinite(number("factor", incident.factor)) and incident.factor > 0
-            ):
-                raise ValueError(f"{incident}: the factor must be positive; use Leaves for a worker that stops")
         for worker in range(self.num_workers):
             kinds = [type(incident) for incident in self._of(worker) if not isinstance(incident, Slows)]
             if any(one is other for one, other in itertools.pairwise(kinds)):

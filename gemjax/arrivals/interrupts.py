@@ -5,7 +5,7 @@ import heapq
 
 import numpy as np
 
-from gemjax.arrivals.base import Around, check_num_commits
+from gemjax.arrivals.base import Around
 from gemjax.arrivals.network import one_by_one
 from gemjax.protocol.checks import integer
 from gemjax.protocol.trace import Trace
@@ -58,7 +58,7 @@ class Interrupted(Around):
         return self._run(num_commits, seed)[1]
 
     def _run(self, num_commits: int, seed: int) -> tuple[Trace, np.ndarray]:
-        check_num_commits(num_commits)
+        integer("num_commits", num_commits, 0)
         workers = range(self.num_workers)
         durations = [one_by_one(self.model, worker, seed).__next__ for worker in workers]
         begun, pulled, interrupted = [0] * self.num_workers, [0] * self.num_workers, np.zeros(self.num_workers, int)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemjax.arrivals.base import Around, Arrivals, durations_of, per_worker
-from gemjax.protocol.checks import number, numbers
+from gemjax.protocol.checks import check_at_least, check_between, check_positive
+
+SQUARED = 1e-100, 1e100  # Between these a number has a square.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +45,11 @@ class ConstantSpeeds(Arrivals):
     speeds: Sequence[float] = ()
 
     def __post_init__(self):
-        object.__setattr__(self, "speeds", numbers("speeds", self.speeds))
+        for speed in self.speeds:
+            check_positive("each of speeds", speed)
+        object.__setattr__(self, "speeds", tuple(map(float, self.speeds)))
         object.__setattr__(self, "num_workers", len(self.speeds))
         super().__post_init__()
-        if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
-            raise ValueError(f"speeds must be positive and finite, got {self.speeds}")
 
     def durations(self, worker, rng, count):
         del rng
@@ -90,14 +92,11 @@ class Gamma(Arrivals):
         super().__post_init__()
         variations = per_worker("batch_variation", self.batch_variation, self.num_workers, lowest=0.0)
         for variation in set(variations):
-            _check_positive(self, batch_variation=variation)
-            _check_square(self, batch_variation=variation)
+            check_between("batch_variation", variation, *SQUARED)
         if not np.isscalar(self.batch_variation):
             object.__setattr__(self, "batch_variation", variations)
-        _check_positive(self, mean=self.mean)
-        if not number("machine_variation", self.machine_variation) >= 0:
-            raise ValueError(f"machine_variation must not be negative, got {self.machine_variation} in {self}")
-        _check_square(self, machine_variation=self.machine_variation or 1)
+        check_positive("mean", self.mean)
+        check_at_least("machine_variation", self.machine_variation, 0.0)
 
     def durations(self, worker, rng, count):
         mean = self.mean
@@ -125,7 +124,7 @@ class Exponential(Arrivals):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_positive(self, mean=self.mean)
+        check_positive("mean", self.mean)
 
     def durations(self, worker, rng, count):
         del worker
@@ -150,8 +149,8 @@ class LogNormal(Arrivals):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_positive(self, variation=self.variation, mean=self.mean)
-        _check_square(self, variation=self.variation)
+        check_between("variation", self.variation, *SQUARED)
+        check_positive("mean", self.mean)
 
     def durations(self, worker, rng, count):
         del worker
@@ -180,9 +179,8 @@ class Pareto(Arrivals):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_positive(self, shape=self.shape, mean=self.mean)
-        if self.shape <= 1:
-            raise ValueError(f"shape must be above 1, or there is no mean duration; got {self.shape}")
+        check_positive("shape - 1, without which there is no mean duration,", self.shape - 1)
+        check_positive("mean", self.mean)
 
     def durations(self, worker, rng, count):
         del worker
@@ -207,21 +205,9 @@ class Scaled(Around):
     def __post_init__(self):
         super().__post_init__()
         speeds = per_worker("speeds", self.speeds, self.num_workers, lowest=0.0)
+        for speed in speeds:
+            check_positive("each of speeds", speed)
         object.__setattr__(self, "speeds", speeds)
-        if not all(speeds):
-            raise ValueError(f"speeds must be positive, got {speeds}; use Leaves for a worker that stops")
 
     def durations(self, worker, rng, count):
         return durations_of(self.model, worker, rng, count) / self.speeds[worker]
-
-
-def _check_positive(model: Arrivals, **values: float) -> None:
-    for name, value in values.items():
-        if not (np.isfinite(number(name, value)) and value > 0):
-            raise ValueError(f"{name} must be positive and finite, got {value} in {model}")
-
-
-def _check_square(model: Arrivals, **values: float) -> None:
-    for name, value in values.items():
-        if not 1e-100 <= value <= 1e100:
-            raise ValueError(f"{name} must be between 1e-100 and 1e100, so that its square is a number; got {model}")

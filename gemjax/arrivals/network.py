@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Around, Arrivals, check_num_commits, draw, durations_of, per_worker
-from gemjax.protocol.checks import number
+from gemjax.arrivals.base import Around, Arrivals, draw, durations_of, per_worker
+from gemjax.protocol.checks import check_at_least, integer
 from gemjax.protocol.trace import Trace
 
 
@@ -64,16 +64,15 @@ class Queue(Around):
 
     def __post_init__(self):
         super().__post_init__()
-        if not (np.isfinite(number("service", self.service)) and self.service >= 0):
-            raise ValueError(f"service must be finite and not negative, got {self.service}")
+        check_at_least("service", self.service, 0.0)
 
     def trace(self, num_commits, seed=0):
-        check_num_commits(num_commits)
+        integer("num_commits", num_commits, 0)
         durations = [one_by_one(self.model, worker, seed).__next__ for worker in range(self.num_workers)]
         queue = [(one(), worker) for worker, one in enumerate(durations)]
         heapq.heapify(queue)
         workers, times = [], []
-        free, service, replace = 0.0, self.service, heapq.heapreplace
+        free, service, replace = 0.0, float(self.service), heapq.heapreplace
         for _ in range(num_commits):
             arrived, worker = queue[0]
             free = (arrived if arrived > free else free) + service

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gemjax.arrivals.barriers import Barrier
-from gemjax.arrivals.base import Arrivals, check_num_commits, draw
+from gemjax.arrivals.base import Arrivals, draw
+from gemjax.protocol.checks import check_positive_int
 
 
 class SpeedUp(NamedTuple):
@@ -50,19 +51,8 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
       Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
       <https://arxiv.org/abs/1907.11612>`_, 2019, simulate clusters this way.
     """
-    check_num_commits(num_commits)
-    if not num_commits:
-        raise ValueError("num_commits must be positive: no commits take no time")
+    check_positive_int("num_commits", num_commits)
     durations = model.model if isinstance(model, Barrier) else model
-    if not isinstance(durations, Arrivals):
-        raise TypeError(
-            f"model must be an arrival model, such as gemjax.arrivals.Gamma(8), got {type(durations).__name__}"
-        )
-    if not durations.composes:
-        raise TypeError(
-            f"speed_up compares with a barrier around the same durations, and none can be around {type(durations).__name__}; "
-            "give the model inside of it"
-        )
     behind = Barrier(durations).trace(num_commits, seed).time[-1]
     spent = model.trace(num_commits, seed).time[-1]
     alone = np.mean([_alone(durations, worker, num_commits, seed) for worker in range(model.num_workers)])

@@ -1,9 +1,9 @@
 """Data of a run: which batch each worker computes on, and where the data are."""
 
 from gemjax.batches.base import Batches, is_shared, part, select, threads_that_read
-from gemjax.batches.checks import check_kind, count_rows, whole
+from gemjax.batches.checks import check_kind, count_rows
 from gemjax.batches.from_source import FromSource
-from gemjax.batches.functions import BatchesWarning, Computed, check_traceable, warn_if_frozen
+from gemjax.batches.functions import BatchesWarning, Computed, warn_if_frozen
 from gemjax.batches.local import LocalBatches, Minibatches
 from gemjax.batches.on_host import OnHost
 from gemjax.batches.rows import Epochs, Rows, Stream, as_batches, described, shuffled
@@ -23,7 +23,6 @@ __all__ = [
     "Stream",
     "as_batches",
     "check_kind",
-    "check_traceable",
     "count_rows",
     "described",
     "is_shared",
@@ -32,5 +31,4 @@ __all__ = [
     "shuffled",
     "threads_that_read",
     "warn_if_frozen",
-    "whole",
 ]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from gemjax.batches.checks import check_numbers
 from gemjax.protocol.checks import check_range
 
 PyTree = Any
@@ -83,11 +82,7 @@ class Batches:
         return type(self).gather is not Batches.gather
 
     def _check_data(self) -> None:
-        """Raise an error if devices do not take the data."""
-        if self._gathers():
-            return
-        for path, leaf in jax.tree.leaves_with_path(self.data):
-            check_numbers(f"data{jax.tree_util.keystr(path)}", leaf)
+        """Raise an error if the data cannot make batches."""
 
     def _check_range(self, in_files: bool = False) -> None:
         """Raise ``TypeError`` for integers that JAX would take for others: those in memory, or those in files."""
@@ -127,7 +122,6 @@ class Wrapper(Batches):
         return self.batches._traced() if is_same else self
 
     def _check_data(self: Any):
-        super()._check_data()
         if isinstance(self.batches, Batches):
             self.batches._check_data()
 
@@ -179,11 +173,6 @@ def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: Any) -> PyT
     selection = batches.select(worker, step, draw) if batches.shared else batches.select(worker, step)
     batches._check_selection(selection, worker, step, draw)
     for leaf in jax.tree.leaves(selection):
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise RowsError(
-                "select returned random keys, which the host cannot read; return jax.random.key_data(keys), and wrap it in "
-                "batch: jax.random.wrap_key_data(selection)"
-            )
         if np.shape(leaf)[:1] != np.shape(worker):
             raise RowsError(
                 f"select returned an array of shape {np.shape(leaf)} for {np.size(worker)} batches; each array must have one "

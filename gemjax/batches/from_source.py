@@ -3,25 +3,17 @@
 import dataclasses
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
-from gemjax.batches.checks import (
-    INSTEAD_OF_ITERATOR,
-    NO_ITERATOR,
-    count_rows,
-    has_splits,
-    is_dataset,
-    is_numeric,
-    masked,
-)
-from gemjax.batches.rows import Epochs, Rows, check_plain
+from gemjax.batches.checks import count_rows
+from gemjax.batches.rows import Epochs, check_plain
 from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, each
-from gemjax.protocol.checks import check_range, check_width, fits, shown
+from gemjax.protocol.checks import check_range, integer
 
 PyTree = Any
 
@@ -90,8 +82,7 @@ class FromSource(Wrapper):
       seed: seed of these epochs, a non-negative int; ``None`` (default) is 0.
 
     Raises:
-      TypeError: if ``batches`` are not rows of data, or have a ``batch`` of their own; if ``source`` has no length or no rows;
-        when rows are read, if a row holds something that is not a number.
+      TypeError: if ``batches`` are not rows of data, or have a ``batch`` of their own; if ``source`` has no length or no rows.
       ValueError: if ``batches`` have another number of rows, both ``batches`` and ``batch_size`` are given, or ``threads`` is
         not positive; when rows are read, if their structure, shapes or dtypes differ from those of the first row read.
       RuntimeError: when rows are read, if the source raises. Errors of reading name the row.
@@ -133,20 +124,13 @@ class FromSource(Wrapper):
             )
         elif batch_size is not None or seed is not None:
             raise ValueError("batch_size= and seed= stand for batches=gemjax.Epochs(...); give either these or batches")
-        if not isinstance(self.batches, Rows):
-            raise TypeError(
-                "FromSource needs batch_size=, or batches that are rows: gemjax.Epochs, gemjax.Shards, gemjax.Stream of "
-                "np.arange(len(source)), or a class that derives from gemjax.batches.Rows; got "
-                f"{type(self.batches).__name__}"
-            )
         check_plain("FromSource", self.batches)
         if (rows := count_rows(self.batches.data)) != len(self.source):
             raise ValueError(
                 f"the batches are made of {rows} rows, but the source has {len(self.source)}; make them of "
                 "np.arange(len(source))"
             )
-        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
-            raise ValueError(f"threads must be a positive int, got {shown(self.threads)}")
+        integer("threads", self.threads, 1)
         self._adopt("shared", "num_workers")
 
     def gather(self, selection: np.ndarray) -> tuple[PyTree, np.ndarray]:
@@ -184,23 +168,13 @@ class FromSource(Wrapper):
 
 
 def _check_source(source: Any) -> None:
-    kind = type(source).__name__
-    if has_splits(source):
-        advice = "; take one of its splits, as dataset['train']"
-    elif isinstance(source, Mapping):
-        advice = "; arrays in memory need no source: gemjax.Epochs(data, batch_size)"
-    elif hasattr(source, "__len__") and hasattr(source, "__getitem__") and getattr(source, "ndim", 1):
-        return
-    elif is_dataset(getattr(source, "dataset", None)):
-        advice = f": {NO_ITERATOR}; give its dataset, gemjax.FromSource(loader.dataset, batch_size=...)"
-    elif hasattr(source, "__iter__") or hasattr(source, "__next__"):
-        advice = f": {NO_ITERATOR}; {INSTEAD_OF_ITERATOR}"
-    else:
-        advice = ""
-    raise TypeError(
-        "a source needs a length and rows by number, source[number], such as tfds.data_source or a grain.MapDataset; got "
-        f"{kind}{advice}"
-    )
+    has_rows = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    if not has_rows or isinstance(source, dict):  # A dict has arrays, or the splits of a dataset.
+        raise TypeError(
+            "a source needs a length and rows by number, source[number], such as tfds.data_source, a grain.MapDataset, one "
+            f"split of a dataset, or the dataset of a loader; got {type(source).__name__}; give arrays as "
+            "gemjax.Epochs(data, batch_size)"
+        )
 
 
 def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
@@ -214,72 +188,26 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
             rows = list(source.__getitems__(numbers))
         except Exception:  # One by one finds the row that failed; if none fails now, the rows are complete.
             rows = [_read(source, number) for number in numbers]
-        if len(rows) != len(numbers):
-            raise RuntimeError(f"__getitems__ of the source was asked for {len(numbers)} rows and returned {len(rows)}")
     else:
         rows = [_read(source, number) for number in numbers]
-    _refuse_lists(rows[0], numbers[0])
     arrays: list[PyTree] = []
     for number, row in zip(numbers, rows, strict=True):
-        leaves, structure = jax.tree.flatten(row)
-        leaves = [_array(leaf, row, number, place) for place, leaf in enumerate(leaves)]
-        arrays.append(jax.tree.unflatten(structure, leaves))
+        arrays.append(jax.tree.map(np.asarray, row))
         _check_alike(number, arrays[-1], numbers[0], arrays[0])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
-    for place, leaf in enumerate(jax.tree.leaves(stacked)):
-        for number, own in zip(numbers, leaf, strict=True) if not fits(leaf) else ():
-            check_range(_name(arrays[0], number, place), own, RowsError)
+    for path, leaf in jax.tree.leaves_with_path(stacked):
+        check_range(f"a row of the source: {jax.tree_util.keystr(path) or 'it'}", leaf, RowsError)
     return stacked
 
 
 def _check_alike(number: int, row: PyTree, first: int, like: PyTree) -> None:
     """Raise ``RowsError`` if row ``number`` is not like row ``first``; the leaves of both have shapes and dtypes."""
-    (leaves, found), (expected, structure) = jax.tree.flatten(row), jax.tree.flatten(like)
-    if found != structure:
-        raise RowsError(f"row {number} of the source is {found}, but row {first} is {structure}; rows must be alike")
-    for place, (leaf, other) in enumerate(zip(leaves, expected, strict=True)):
-        what = "shape" if leaf.shape != other.shape else "dtype"
-        if (has := getattr(leaf, what)) != (expects := getattr(other, what)):
-            advice = "crop, resize or pad them" if what == "shape" else "convert them to one dtype"
-            raise RowsError(
-                f"{_name(row, number, place)} has the {what} {has}, but that of row {first} has {expects}; rows must be alike: "
-                f"{advice}"
-            )
-
-
-def _refuse_lists(row: PyTree, number: int) -> None:
-    """Raise ``TypeError`` for a list of plain values in a dict: meant as an array, it is a pytree of scalars to JAX."""
-    for name, value in row.items() if isinstance(row, Mapping) else ():
-        if isinstance(value, list) and value and not hasattr(value[0], "shape"):
-            raise TypeError(
-                f"row {number} of the source: [{name!r}] is a list, and rows are of arrays and numbers; make it an array, with "
-                "dataset.with_format('numpy') of Hugging Face datasets or np.asarray in a source of your own"
-            )
-
-
-def _name(row: PyTree, number: int, place: int) -> str:
-    path, _ = jax.tree.leaves_with_path(row)[place]
-    return f"row {number} of the source: {jax.tree_util.keystr(path) or 'it'}"
-
-
-def _array(leaf: Any, row: PyTree, number: int, place: int) -> np.ndarray:
-    if np.ma.is_masked(leaf):
-        raise masked(_name(row, number, place))
-    try:
-        array = np.asarray(leaf)
-    except Exception as error:
-        raise TypeError(
-            f"{_name(row, number, place)} is of the type {type(leaf).__name__}, of which NumPy makes no array ({error}); give "
-            "NumPy arrays, of a tensor tensor.detach().cpu().numpy()"
-        ) from error
-    check_width(_name(row, number, place), array)
-    if not is_numeric(array.dtype):
-        found = type(array.item() if not array.ndim else array).__name__
-        raise TypeError(
-            f"{_name(row, number, place)} is {found} ({array.dtype}), and devices take numbers only; encode it or leave it out "
-            "(MapDataset.map of Grain, remove_columns of Hugging Face datasets)"
+    kinds = [jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one) for one in (row, like)]
+    if kinds[0] != kinds[1]:
+        raise RowsError(
+            f"row {number} of the source is {kinds[0]}, but row {first} is {kinds[1]}; rows must be alike: crop, resize or pad "
+            "arrays, and convert them to one dtype"
         )
-    return array
 
 
 def _read(source: Any, number: int) -> PyTree:

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import Batches
-from gemjax.protocol.checks import check_range
 
 PyTree = Any
 TOY = 16  # Numbers. A constant batch of no more is the target of a toy problem, so it causes no warning.
@@ -58,42 +57,7 @@ class Computed(Batches):
 
     def batch(self, data, selection):
         del data
-        found = self.fn(*selection)
-        for path, leaf in jax.tree.leaves_with_path(found):
-            check_range(f"the batch of batches(worker, step){jax.tree_util.keystr(path)}", leaf)
-        return found
-
-
-def check_traceable(fn: Callable, trace: Callable = jax.eval_shape) -> Any:
-    """Return ``trace(fn, worker, step)`` for int32 scalars.
-
-    Raises:
-      TypeError: if ``fn`` does not take two arguments, or JAX cannot trace it.
-    """
-    try:
-        inspect.signature(fn).bind(0, 0)
-    except ValueError:  # Some builtins have no signature.
-        pass
-    except TypeError as error:
-        name = getattr(fn, "__name__", type(fn).__name__)
-        raise TypeError(
-            f"batches are called as batches(worker, step), but {name} takes {inspect.signature(fn)}; give a function of two "
-            "arguments"
-        ) from error
-    number = jax.ShapeDtypeStruct((), np.int32)
-    try:
-        return trace(fn, number, number)
-    except OverflowError as error:
-        raise TypeError(
-            f"batches(worker, step) raised OverflowError: {error}; numbers must fit into their types, and integers of "
-            "Python into int32, or int64 if jax_enable_x64 is set"
-        ) from error
-    except (TypeError, StopIteration, jax.errors.JAXIndexError) as error:
-        raise TypeError(
-            "batches(worker, step) must be traceable by JAX, because it runs on the device: with jax.numpy and jax.random, "
-            "for int32 scalars; for rows of NumPy data use gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class derived "
-            f"from gemjax.batches.Rows. It raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        ) from error
+        return self.fn(*selection)
 
 
 def warn_if_frozen(fn: Callable) -> None:
@@ -111,9 +75,10 @@ def warn_if_frozen(fn: Callable) -> None:
     with contextlib.suppress(TypeError):  # Some callable objects do not support weak references.
         weakref.finalize(owner, _checked.discard, key)
         _checked.add(key)
-    jitted = isinstance(fn, jax.stages.Wrapped)  # JAX would trace it only once.
-    python = getattr(fn, "__wrapped__", fn) if jitted else fn
-    first, second = (check_traceable(python, _trace_anew) for _ in range(2))
+    python = (
+        getattr(fn, "__wrapped__", fn) if isinstance(fn, jax.stages.Wrapped) else fn
+    )  # JAX would trace a compiled one only once.
+    first, second = (_trace_anew(python) for _ in range(2))
     if not _equal(first, second):
         found = (
             "batches(worker, step) returned other data when it was traced again: it draws them on the host, which happens only "
@@ -136,11 +101,11 @@ def warn_if_frozen(fn: Callable) -> None:
     warnings.warn(found, BatchesWarning, stacklevel=level)  # At the line that called the engine.
 
 
-def _trace_anew(fn: Callable, *arguments: Any) -> Any:
+def _trace_anew(fn: Callable) -> Any:
     def another(worker, step):  # JAX caches the trace of fn itself.
         return fn(worker, step)
 
-    return jax.make_jaxpr(another)(*arguments)
+    return jax.make_jaxpr(another)(np.int32(0), np.int32(0))
 
 
 def _equal(first: Any, second: Any) -> bool:

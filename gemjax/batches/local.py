@@ -34,10 +34,6 @@ class LocalBatches(Wrapper):
         """Return, per commit, its first local step, the number of its steps, and the selections of ``longest`` batches."""
         longest = self.local.longest
         first, count = self.local.span(worker, step)
-        if (last := int(np.max(first + count, initial=0))) > 2**31:  # They are numbered from 0.
-            raise ValueError(
-                f"a worker would make {last} local steps, but their numbers must fit into int32; choose a shorter period"
-            )
         ahead = np.minimum(np.arange(longest)[None], count[:, None] - 1)  # Unused entries repeat the last one.
         steps = (first[:, None] + ahead).ravel()
         draws = (np.asarray(draw, np.int64)[:, None] * longest + ahead).ravel() if self.shared else None

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
-from gemjax.batches.rows import Rows, check_plain
-from gemjax.protocol.checks import check_range, fits
+from gemjax.batches.rows import check_plain
+from gemjax.protocol.checks import check_range
 
 PyTree = Any
 
@@ -31,8 +31,7 @@ class OnHost(Wrapper):
         from :class:`gemjax.batches.Rows`; with data in NumPy arrays or ``np.memmap``.
 
     Raises:
-      TypeError: if ``batches`` are not rows of data, have a ``batch`` or ``gather`` of their own, or the data are typed PRNG
-        keys.
+      TypeError: if ``batches`` are not rows of data, or have a ``batch`` or ``gather`` of their own.
 
     >>> import gemjax
     >>> epochs = gemjax.Epochs({"x": np.arange(10) * 1.5}, batch_size=2)
@@ -50,27 +49,15 @@ class OnHost(Wrapper):
         return f"OnHost({self.batches!r})"
 
     def __post_init__(self):
-        if not isinstance(self.batches, Rows):
-            raise TypeError(
-                "OnHost needs batches that are rows of data: gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class that "
-                f"derives from gemjax.batches.Rows; got {type(self.batches).__name__}"
-            )
         check_plain("OnHost", self.batches)
-        for path, leaf in jax.tree.leaves_with_path(self.batches.data):
-            if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                raise TypeError(
-                    f"data{jax.tree_util.keystr(path)} has typed PRNG keys, which are on devices only; give their numbers, "
-                    "jax.random.key_data(keys), and make keys of them in the loss function, jax.random.wrap_key_data"
-                )
         self._adopt("shared", "num_workers")
 
     def gather(self, selection: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Return the selected rows in order, and their indices among them."""
         # The device then takes rows by index, as from whole data: the same program, which rounds in the same way.
         rows = jax.tree.map(lambda leaf: _rows_of(np.asarray(leaf), selection.ravel()), self.batches.data)
-        if not all(map(fits, jax.tree.leaves(rows))):
-            for path, leaf in jax.tree.leaves_with_path(rows):
-                check_range(f"data{jax.tree_util.keystr(path)}", leaf, RowsError)
+        for path, leaf in jax.tree.leaves_with_path(rows):
+            check_range(f"data{jax.tree_util.keystr(path)}", leaf, RowsError)
         return rows, np.arange(selection.size, dtype=np.int32).reshape(selection.shape)
 
 

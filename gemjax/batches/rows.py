@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.batches.base import Batches, RowsError, Wrapper, adapt
-from gemjax.batches.checks import check_kind, checked_seed, count_rows, whole
-from gemjax.batches.functions import Computed, check_traceable, warn_if_frozen
+from gemjax.batches.checks import check_kind, count_rows
+from gemjax.batches.functions import Computed, warn_if_frozen
 
 PyTree = Any
 
@@ -41,7 +41,6 @@ class Rows(Batches):
         return PLAIN if are_plain(self) else self
 
     def _check_data(self):
-        super()._check_data()
         if are_plain(self):
             own = jax.tree.map(lambda leaf: None if np.shape(leaf)[:1] == (1,) else leaf, self.data)
             count_rows(own if jax.tree.leaves(own) else self.data)
@@ -51,19 +50,7 @@ class Rows(Batches):
             return  # Valid by construction; for one batch the check takes longer than its selection.
         if not are_plain(self):
             return  # Its numbers need not be rows of its data.
-        is_array = isinstance(selection, (np.ndarray, jax.Array))
-        if not (is_array and np.issubdtype(selection.dtype, np.integer)):
-            found = f"an array of {selection.dtype}" if is_array else type(selection).__name__
-            raise RowsError(
-                f"{type(self).__name__}.select returned {found}, expected row numbers, an array of int32 [batches, rows per "
-                "batch]; give np.asarray(rows, np.int32)"
-            )
         rows, num_rows = np.asarray(selection), max(map(len, jax.tree.leaves(self.data)))
-        if rows.shape[:1] != np.shape(worker) or not rows.size:
-            raise RowsError(
-                f"{type(self).__name__}.select returned rows of shape {rows.shape} for {np.size(worker)} batches; it must be "
-                "[batches, rows per batch]: worker and step are vectors, to be used as step[:, None]"
-            )
         if rows.min() >= 0 and rows.max() < num_rows:  # JAX would clip the others, and NumPy count from the end.
             return
         place = tuple(np.argwhere((rows < 0) | (rows >= num_rows))[0])
@@ -78,16 +65,13 @@ class Rows(Batches):
 PLAIN = Rows()  # Takes the selected rows of the data that it is given.
 
 
-def check_plain(wrapper: str, batches: Rows) -> None:
-    """Raise ``TypeError`` if ``batches`` do more with the numbers of rows than to take these rows of their data.
-
-    A wrapper that gathers the rows of some batches numbers them anew.
-    """
+def check_plain(wrapper: str, batches: Any) -> None:
+    """Raise ``TypeError`` unless ``batches`` are the selected rows of their data, which ``wrapper`` numbers anew."""
     if not are_plain(batches):
         raise TypeError(
-            f"{type(batches).__name__} makes batches of numbers of rows by a `batch` or `gather` of its own, and {wrapper} "
-            "gathers the rows and numbers them anew; make that change in the loss function, with the number of a row as an "
-            "array of the data if it needs it, or leave the data on the device"
+            f"{wrapper} gathers rows and numbers them anew, so it needs batches that are rows of data: gemjax.Epochs, "
+            "gemjax.Shards, gemjax.Stream, or a class that derives from gemjax.batches.Rows without a batch or gather of its "
+            f"own; got {type(batches).__name__}; make such a change in the loss function"
         )
 
 
@@ -105,10 +89,7 @@ class OwnEpochs(Rows):
     batch_size: int
     seed: int
     _orders: dict[int, tuple[int, np.ndarray]]  # Per worker, its current epoch and the order of that.
-
-    def _share(self, worker: int) -> tuple[int | np.ndarray, int]:
-        """Return the rows of ``worker`` (an int n: all in 0 … n - 1), and the number of its batches per epoch."""
-        raise NotImplementedError
+    _share: Any  # Of a worker: its rows (an int n: all in 0 … n - 1), and the number of its batches per epoch.
 
     def _batch(self, worker: int, step: int) -> np.ndarray:
         rows, steps = self._share(worker)
@@ -137,8 +118,8 @@ class Epochs(OwnEpochs):
       seed: decides all orders; a non-negative int, default 0.
 
     Raises:
-      TypeError: if a leaf of the data is not an array of numbers, or ``batch_size`` is not an int.
-      ValueError: if the leading axes differ, or the batch is larger than the data.
+      TypeError: if a leaf of the data is not an array.
+      ValueError: if the leading axes differ, or ``batch_size`` is not an int in 1 … n.
 
     >>> epochs = Epochs({"x": np.arange(10)}, batch_size=4, seed=0)
     >>> epochs.steps_per_epoch
@@ -150,7 +131,7 @@ class Epochs(OwnEpochs):
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
         self.num_rows = count_rows(data, batch_size)
-        self.data, self.batch_size, self.seed = data, whole("batch_size", batch_size), checked_seed(seed)
+        self.data, self.batch_size, self.seed = data, int(batch_size), seed
         self.steps_per_epoch = self.num_rows // self.batch_size
         self._orders = {}
 
@@ -178,8 +159,8 @@ class Stream(Rows):
       seed: decides all orders; a non-negative int, default 0.
 
     Raises:
-      TypeError: if a leaf of the data is not an array of numbers, or ``batch_size`` is not an int.
-      ValueError: if the leading axes differ, or the batch is larger than the data.
+      TypeError: if a leaf of the data is not an array.
+      ValueError: if the leading axes differ, or ``batch_size`` is not an int in 1 … n.
 
     >>> import gemjax
     >>> stream, trace = Stream({"x": np.arange(6)}, batch_size=1), gemjax.Trace(worker=[0, 1, 1, 1, 0, 1])
@@ -194,7 +175,7 @@ class Stream(Rows):
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
         self.num_rows = count_rows(data, batch_size)
-        self.data, self.batch_size, self.seed = data, whole("batch_size", batch_size), checked_seed(seed)
+        self.data, self.batch_size, self.seed = data, int(batch_size), seed
         self.steps_per_epoch = self.num_rows // self.batch_size
         self._orders: dict[int, np.ndarray] = {}  # Per epoch of the last call.
 
@@ -250,17 +231,13 @@ def as_batches(batches: Any, num_workers: int) -> Batches:
     """Return ``batches`` as a source: itself, an adapter of its class, or :class:`Computed` of a function.
 
     Raises:
-      TypeError: if it is none of these, a function that JAX cannot trace, or has data that are not arrays of numbers; the
-        message says what to give instead.
+      TypeError: if it is none of these, or has data that are not arrays; the message says what to give instead.
       ValueError: if it was made for another number of workers than the run has, or data of rows differ in their number.
     """
     check_kind(batches)
     if all(hasattr(batches, name) for name in ("data", "select", "batch")):
         batches = adapt(batches)
-        if isinstance(batches, Computed):
-            check_traceable(batches.fn)
     else:
-        check_traceable(batches)
         warn_if_frozen(batches)
         batches = Computed(batches)
     batches._check_data()

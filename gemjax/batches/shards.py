@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gemjax.batches.checks import checked_seed, count_rows, whole
+from gemjax.batches.checks import count_rows
 from gemjax.batches.rows import OwnEpochs, described
-from gemjax.protocol.checks import number, shown
+from gemjax.protocol.checks import check_positive, integer
 from gemjax.protocol.staleness import check_num_workers
 
 PyTree = Any
@@ -33,9 +33,9 @@ class Shards(OwnEpochs):
         repetitions. Workers may have rows in common, and rows may be left out.
 
     Raises:
-      TypeError: if a leaf of the data is not an array of numbers, or ``batch_size`` is not an int.
-      ValueError: if the leading axes differ, a worker would have fewer rows than a batch, a label is missing (NaN or masked),
-        or ``rows`` is not such a partition.
+      TypeError: if a leaf of the data is not an array.
+      ValueError: if the leading axes differ, a worker would have fewer rows than a batch, a label is missing (NaN), or
+        ``rows`` is not such a partition.
 
     >>> shards = Shards({"x": np.arange(12)}, batch_size=2, num_workers=3)
     >>> sorted(np.concatenate(shards.rows).tolist()) == list(range(12)), [len(rows) for rows in shards.rows]
@@ -59,12 +59,9 @@ class Shards(OwnEpochs):
         rows: Sequence[npt.ArrayLike] | None = None,
     ):
         check_num_workers(num_workers)
-        num_workers = whole("num_workers", num_workers)
-        num_rows, batch_size, seed = count_rows(data), whole("batch_size", batch_size), checked_seed(seed)
+        num_rows, batch_size = count_rows(data), integer("batch_size", batch_size, 1)
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, num_workers))))
         if rows is not None:
-            if labels is not None:
-                raise ValueError("give either labels=, by which rows are divided, or rows=, the partition itself")
             self.rows = _partition(rows, num_rows, num_workers)
         elif labels is None:
             self.rows = [np.sort(part) for part in np.array_split(rng.permutation(num_rows), num_workers)]
@@ -79,13 +76,7 @@ class Shards(OwnEpochs):
         return described(self, "num_workers")
 
     def steps_per_epoch(self, worker: int) -> int:
-        """Return the batches per epoch of ``worker``; rows beyond the last full batch are left out of that epoch.
-
-        Raises:
-          IndexError: if there is no such worker.
-        """
-        if not 0 <= worker < len(self.rows):
-            raise IndexError(f"worker must be in 0 … {len(self.rows) - 1}, got {worker}")
+        """Return the batches per epoch of ``worker``; rows beyond the last full batch are left out of that epoch."""
         return len(self.rows[worker]) // self.batch_size
 
     def _share(self, worker):
@@ -94,64 +85,36 @@ class Shards(OwnEpochs):
 
 def _check_batch_size(batch_size: int, rows: list[np.ndarray]) -> None:
     fewest = min(range(len(rows)), key=lambda worker: len(rows[worker]))
-    count = len(rows[fewest])
-    if count and 1 <= batch_size <= count:
-        return
-    found = (
-        f"batch_size must be in 1 … {count}, the rows of worker {fewest}, which has the fewest; got {batch_size}"
-        if count
-        else f"worker {fewest} got no rows"
-    )
-    raise ValueError(
-        f"{found}. Take {'smaller batches, ' if count else ''}fewer workers, another seed or a larger concentration, or give "
-        "rows= of your own"
-    )
+    if batch_size > (count := len(rows[fewest])):
+        raise ValueError(
+            f"batch_size must be in 1 … {count}, the rows of worker {fewest}, which has the fewest; got {batch_size}. Take "
+            "smaller batches, fewer workers, another seed or a larger concentration, or give rows= of your own"
+        )
 
 
 def _partition(rows: Sequence[npt.ArrayLike], num_rows: int, num_workers: int) -> list[np.ndarray]:
-    if not hasattr(rows, "__len__") or not getattr(rows, "ndim", 1):
-        raise TypeError(f"rows must be one array per worker, {num_workers}, got {shown(rows)}")
     if len(rows) != num_workers:
         raise ValueError(f"rows must be one array per worker, {num_workers}, got {len(rows)}")
     found = [np.asarray(mine) for mine in rows]
     for worker, mine in enumerate(found):
-        if mine.ndim != 1 or (mine.size and not np.issubdtype(mine.dtype, np.integer)):
+        if mine.size and not (mine.dtype.kind in "iu" and mine.min() >= 0 and mine.max() < num_rows):
             raise ValueError(
-                f"the rows of worker {worker} must be a vector of ints, got {mine.dtype}{list(mine.shape)}; of a mask take "
-                "np.flatnonzero"
+                f"the rows of worker {worker} must be ints in 0 … {num_rows - 1}, got {mine.dtype} in {mine.min()} … "
+                f"{mine.max()}; of a mask take np.flatnonzero"
             )
-        if mine.size and not (mine.min() >= 0 and mine.max() < num_rows):
-            raise ValueError(
-                f"the rows of worker {worker} must be in 0 … {num_rows - 1}, got {mine.min()} … {mine.max()}"
-            )
-        if len(np.unique(mine)) != len(mine):
-            raise ValueError(f"the rows of worker {worker} must differ from each other; some are repeated")
     return [np.sort(mine).astype(np.int64) for mine in found]
 
 
 def _deal_by_class(given: Any, num_rows: int, num_workers: int, concentration: float, rng) -> list[np.ndarray]:
-    try:
-        labels = np.asarray(given)
-    except ValueError:
-        raise ValueError(f"labels must be one per row, {num_rows}, got {shown(given)}") from None
-    if labels.shape != (num_rows,):
-        raise ValueError(f"labels must be one per row, {num_rows}, got the shape {list(labels.shape)}")
-    if (missing := np.flatnonzero(labels != labels)).size or np.ma.is_masked(given):
-        row = missing[0] if missing.size else np.flatnonzero(np.ma.getmaskarray(given))[0]
+    labels = np.asarray(given)
+    if labels.shape != (num_rows,) or (labels != labels).any():
         raise ValueError(
-            f"labels must be one per row, {num_rows}, but row {row} has none (NaN, or masked); give it a class, or give rows= "
-            "without it"
+            f"labels must be one per row, {num_rows}, got the shape {list(labels.shape)} with {np.sum(labels != labels)} NaN; "
+            "give each row a class, or give rows= without it"
         )
-    if not (np.isfinite(number("concentration", concentration)) and concentration > 0):
-        raise ValueError(f"concentration must be positive and finite, got {concentration}")
+    check_positive("concentration", concentration)
     shares: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
-    try:
-        classes = np.unique(labels)
-    except TypeError:
-        raise ValueError(
-            f"labels must be all ints or all texts, got {shown(given)}; give a class to each row"
-        ) from None
-    for one in classes:
+    for one in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == one))
         cuts = np.cumsum(rng.dirichlet([concentration] * num_workers))[:-1] * len(rows)
         for share, part in zip(shares, np.split(rows, cuts.round().astype(int)), strict=True):

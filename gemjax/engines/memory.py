@@ -16,8 +16,7 @@ import optax
 
 from gemjax.batches.on_host import OnHost
 from gemjax.batches.rows import are_plain
-from gemjax.engines.checks import check_given
-from gemjax.engines.transition import RunState, initial_state, no_loss, workers_of
+from gemjax.engines.transition import RunState, initial_state, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import check_num_workers
 
@@ -105,7 +104,6 @@ def memory_of(
     >>> gemjax.memory_of(gemjax.multi_asgd(0.1, num_workers=100), jnp.zeros(1000))
     {'central variable': 4000, 'views': 400000, 'method': 400804, 'local optimizers': 0}
     """
-    check_given(no_loss, params, model_state)
     num_workers = workers_of(tx, params) if num_workers is None else num_workers
     check_num_workers(num_workers)
     num_workers = operator.index(num_workers)

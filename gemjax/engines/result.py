@@ -13,7 +13,7 @@ import numpy as np
 
 from gemjax.batches.rows import rows_per_batch
 from gemjax.engines.checks import RunWarning as RunWarning
-from gemjax.engines.checks import check_option, is_in_rounds
+from gemjax.engines.checks import is_in_rounds
 from gemjax.engines.memory import here
 from gemjax.engines.transition import RunState, check_led_to
 from gemjax.protocol.hooks import Refusals, can_refuse
@@ -30,7 +30,6 @@ History = dict[str, np.ndarray]
 LAST = 100  # A printed result has the mean loss over so many applied commits.
 REFUSED = 100  # Refusals in a row per worker of which a run warns.
 EXPLODED = 1e6  # A run whose loss grows by this factor has diverged.
-ALWAYS = ("worker", "applied", "dropped")  # Columns of every history.
 
 
 def type_of_column(dtype: Any) -> np.dtype:
@@ -314,36 +313,13 @@ def begin_from(
     """Unpack ``state=`` of an engine into the state, the trace and the history to continue from.
 
     Raises:
-      TypeError: if ``state`` or ``recorded`` is of another class.
-      ValueError: if a trace is given in addition to a result, which has its own, a result's columns were changed, or arrays of
-        the state were donated.
+      ValueError: if a trace is given in addition to a result, which has its own.
     """
-    if state is not None and not isinstance(state, (Result, RunState)):
-        raise TypeError(
-            f"state is of type {type(state).__name__}, but must be a gemjax.Result or a gemjax.RunState; give the result of "
-            "the earlier run"
-        )
-    check_option("recorded", recorded, Trace, "the trace of the earlier run, result.trace")
-    if state is not None:
-        check_valid(state.state if isinstance(state, Result) else state)
     if not isinstance(state, Result):
         return state, recorded, {}
     if recorded is not None:
         raise ValueError(
             "state= is a Result, which holds the recorded trace; leave recorded= out, or give state=result.state"
-        )
-    if missing := [name for name in ALWAYS if state.history and name not in state.history]:
-        raise ValueError(
-            f"state= is a Result whose history has no column {missing[0]!r}; give the result as the run "
-            "returned it, or its state alone"
-        )
-    sizes = {name: len(column) for name, column in state.history.items()}
-    if len(set(sizes.values())) > 1:
-        usual = max(sizes.values(), key=list(sizes.values()).count)
-        odd = next(name for name, size in sizes.items() if size != usual)
-        raise ValueError(
-            f"state= is a Result whose history was changed: its column {odd!r} has {sizes[odd]} rows, and others have {usual}; "
-            "give the result as the run returned it"
         )
     return state.state, state.trace, state.history
 
@@ -372,12 +348,11 @@ def continued(state: RunState, recorded: Trace) -> RunState:
     ones are counted. Then the largest one is replaced, and so are draws that the trace has used.
     """
     num_workers = state.step.num_workers
-    if recorded.num_workers != num_workers:
-        raise ValueError(f"the recorded trace has {recorded.num_workers} workers, but the run has {num_workers}")
-    if int(state.commits) != len(recorded):
+    if (made := (int(state.commits), num_workers)) != (found := (len(recorded), recorded.num_workers)):
         raise ValueError(
-            f"the state to continue from has made {int(state.commits)} commits, but recorded= has {len(recorded)}; give the "
-            "trace that belongs to it (the result's, or the checkpoint's), without rejected and dropped rows of a simulation"
+            f"the state to continue from has made {made[0]} commits of {made[1]} workers, but recorded= has {found[0]} of "
+            f"{found[1]}; give the trace that belongs to it (the result's, or the checkpoint's), without rejected and dropped "
+            "rows of a simulation"
         )
     check_led_to(state, recorded, "recorded=")
     held, last = np.array(state.draw.value), recorded.draw.max(initial=-1)
@@ -441,22 +416,14 @@ def checked_state(state: RunState, initial: RunState, *, elsewhere: bool = False
       ValueError: if ``state`` cannot continue that run.
     """
     found, expected = _kinds(state), _kinds(initial)
-    if found == expected:
-        if _around_refusals(state) != _around_refusals(initial):
-            raise ValueError(
-                "the state to continue from is of another method, schedule, model or number of workers: its arrays are those "
-                "of this run, but in other containers; give the method and params= as the run had them"
-            )
+    if found == expected and _around_refusals(state) == _around_refusals(initial):
         return jax.tree.unflatten(jax.tree.structure(initial), jax.tree.leaves(state if elsewhere else here(state)))
-    different = [name for name in expected | found if found.get(name) != expected.get(name)]
-    first = different[0]
-    advice = "the method with its schedules, params= and the number of workers as the run had them"
-    if _kinds(state.model_state) != _kinds(initial.model_state):
-        advice = "model_state= as the run had it"
+    different = [name for name in expected | found if found.get(name) != expected.get(name)] or ["its containers"]
     raise ValueError(
         "the state to continue from is of another method, schedule, model or number of workers; "
-        f"arrays that differ: {len(different)}, the first is {first!r}: found {found.get(first, 'none')}, "
-        f"expected {expected.get(first, 'none')}; give {advice}"
+        f"what differs: {len(different)}, the first is {different[0]!r}: found {found.get(different[0], 'none')}, "
+        f"expected {expected.get(different[0], 'none')}; give the method with its schedules, params=, model_state= and the "
+        "number of workers as the run had them"
     )
 
 

@@ -10,19 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.engines.checks import (
-    check_given,
-    check_gradients_are_enough,
-    check_option,
-    check_params,
-    check_tx,
-    is_traced,
-    shapes_of,
-)
+from gemjax.engines.checks import check_given, check_one_point, is_traced, shapes_of
 from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
-from gemjax.protocol.checks import check_bool, check_can_be_added, kept, with_extra_args
+from gemjax.protocol.checks import check_alike, check_bool, check_method, kept, with_extra_args
 from gemjax.protocol.compat.programs import Kept, Program, Same, has_hash, kind_of, settings
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import StalenessState, counting_refusals, is_wrapper, nodes, refused
@@ -137,23 +129,19 @@ class Transition(WorkerStep):
         The same arguments are checked once; what is traced, as in a sweep, is checked each time.
 
         Raises:
-          TypeError: if the loss is no function, ``tx`` no transformation, ``local`` no ``LocalSteps``, an optimizer
-            one that needs more than gradients, or a leaf no array.
+          TypeError: if ``tx`` is no transformation.
           ValueError: if ``tx`` or ``local`` is for another number of workers, ``tx`` needs local steps and has none, or
             ``average_model_state`` is no bool.
         """
-        check_given(self.loss_fn, params, model_state)
         if is_traced(params):
             return self._bound(params)
         return BOUND.get((Same(self), kind_of(params), settings()), lambda: self._bound(params))
 
     def _bound(self, params: PyTree) -> "Transition":
-        check_tx(self.tx)
-        check_params(params)
+        check_method("tx", self.tx)
         check_bool("average_model_state", self.average_model_state)
-        check_option("local", self.local, LocalSteps, "gemjax.LocalSteps(optimizer, period)")
         opt_state = shapes_of(self.tx.init, params)
-        check_gradients_are_enough(opt_state)
+        check_one_point(opt_state)
         tx = _with_extra_args(self.tx)
         if not is_asynchronous(opt_state):
             tx = _asynchronous(tx, self.num_workers)
@@ -164,13 +152,7 @@ class Transition(WorkerStep):
             )
         if self.local is not None:
             self.local.check(self.num_workers)
-            local_state = shapes_of(self.local.tx.init, params)
-            check_gradients_are_enough(local_state)
-            if is_asynchronous(local_state):
-                raise TypeError(
-                    "the optimizer of LocalSteps is that of one worker, such as optax.sgd(0.1), and not a whole method, which "
-                    "is for the central variable; give the method to the engine as tx"
-                )
+            check_one_point(shapes_of(self.local.tx.init, params))
         elif staleness.needs_local_steps(opt_state):
             raise ValueError(
                 "this method takes the displacement of local steps, but the run has none; give "
@@ -184,11 +166,6 @@ class Transition(WorkerStep):
         opt_state = jax.tree.map(_no_number_of_python, self.tx.init(params))
         local = () if self.local is None else jax.tree.map(_no_number_of_python, self.local.tx.init(params))
         _, _, anchors = pull_with_anchors(slots.take(opt_state, 0), params)
-        if any(jax.tree.structure(anchor) != jax.tree.structure(params) for anchor in anchors):
-            raise ValueError(
-                "the method sends anchors for some of the parameters alone, but local steps move all of them; take a method "
-                "with anchors out of optax.partition or optax.masked, or leave anchors=True out"
-            )
         counters = ("batch_size", "commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
         state = RunState(
             params=params,
@@ -289,9 +266,9 @@ class Transition(WorkerStep):
         updates, after = self.tx.update(
             gradient.grads, opt_state, params, worker=worker, **extra_args, **gradient.losses_by_name()
         )
-        check_can_be_added("the tree of updates", updates, gradient.grads)
+        check_alike("the tree of updates", updates, gradient.grads)
         if not is_wrapper(after):  # Inside of gemjax.asynchronous it has been checked.
-            after = kept("the state after update", after, opt_state, or_narrower=True)
+            after = kept("the state after update", after, opt_state)
         return updates, after
 
     def is_sound(self, before: RunState, after: RunState, worker: jax.Array) -> jax.Array:
@@ -339,11 +316,6 @@ def _strongly_typed(leaf: Any) -> jax.Array:
 
     A weak type ends with the first compiled call, after which a loss would be computed in another precision.
     """
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise TypeError(
-            f"params and model_state must hold numbers, got the shape {leaf.dtype}{list(leaf.shape)} alone, as jax.eval_shape "
-            "returns it; give arrays"
-        )
     leaf = jnp.asarray(leaf)
     return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
@@ -368,10 +340,9 @@ def workers_of(tx: optax.GradientTransformation, params: PyTree) -> int:
     """Return the number of workers of ``tx``; 1 for a plain optax transformation, which has no such number.
 
     Raises:
-      TypeError: if an argument is of the wrong type.
+      TypeError: if ``tx`` is no transformation.
     """
-    check_given(no_loss, params, ())
-    check_tx(tx)
+    check_method("tx", tx)
     opt_state = shapes_of(tx.init, params)
     return staleness.num_workers_of(opt_state) if is_asynchronous(opt_state) else 1
 
@@ -410,6 +381,7 @@ def initial_state(
     >>> int(state.arrivals), state.opt_state.stale_params[1].shape
     (0, (3,))
     """
+    check_given(no_loss, params, model_state)
     num_workers = workers_of(tx, params) if num_workers is None else num_workers
     staleness.check_num_workers(num_workers)
     transition = Transition(tx=tx, loss_fn=no_loss, num_workers=num_workers, local=local)

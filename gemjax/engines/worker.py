@@ -13,7 +13,7 @@ import optax
 from gemjax.batches.local import Minibatches
 from gemjax.engines.loss import checked_loss
 from gemjax.protocol import slots
-from gemjax.protocol.checks import check_can_be_added, kept, with_extra_args
+from gemjax.protocol.checks import check_alike, kept, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import copies_in
 from gemjax.protocol.slots import Slots
@@ -126,7 +126,7 @@ class WorkerStep:
         local_tx = with_extra_args(self.local.tx)
         progress = {"commits": view.commits[0], "local_step": jnp.asarray(j, jnp.int32)}
         updates, moved = local_tx.update(grads, state, params, value=loss, anchors=view.anchors, **progress)
-        check_can_be_added("the tree of updates of the local optimizer", updates, grads)
+        check_alike("the tree of updates of the local optimizer", updates, grads)
         state = kept("the state of the local optimizer after update", moved, state)
         sums = jax.tree.map(lambda total, m: total + m.astype(total.dtype), sums, metrics)
         return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums

@@ -12,13 +12,12 @@ from gemjax.methods.leaf_groups import Groups
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import slots
 from gemjax.protocol.checks import (
-    check_at_least,
     check_choice,
     check_learning_rate,
     check_method,
     check_momentum,
+    check_positive,
     check_positive_int,
-    numbers,
     with_extra_args,
 )
 from gemjax.protocol.local_steps import displacements
@@ -26,7 +25,6 @@ from gemjax.protocol.staleness import (
     asynchronous,
     check_num_workers,
     check_number_around,
-    require_local_steps,
     require_protocol,
 )
 
@@ -80,9 +78,9 @@ def merge_quorum(
     check_method("inner", inner)
     check_positive_int("count", count)
     check_choice("merge", merge, MERGES)
-    per_step = None if tokens is None else numbers("tokens", tokens)
+    per_step = None if tokens is None else tuple(tokens)
     for value in per_step or ():
-        check_at_least("each of tokens", value, 1e-9)
+        check_positive("each of tokens", value)
     inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
@@ -95,7 +93,7 @@ def merge_quorum(
         )
 
     def update_fn(updates, state, params=None, *, local_steps: Any = None, worker: Any = None, **extra_args) -> Any:
-        require_local_steps("merge_quorum", local_steps)
+        require_protocol("merge_quorum", local_steps=local_steps)
         share = jnp.asarray(local_steps, state.weight.dtype)
         if per_step is not None:
             require_protocol("merge_quorum", worker=worker)
@@ -234,8 +232,6 @@ def decoupled_diloco(
     check_num_workers(num_workers)
     count = num_workers if buffer_size is None else buffer_size
     check_positive_int("buffer_size", count)
-    if tokens is not None and len(numbers("tokens", tokens)) != num_workers:
-        raise ValueError(f"tokens must have one number for each of the {num_workers} workers, got {len(tokens)}")
     outer = merge_quorum(optax.trace(momentum, nesterov=True), count, merge=merge, tokens=tokens)
     atom = by_fragment(outer, fragments, keep=keep, delay=delay, every=every)
     return asynchronous(optax.chain(displacements(), atom, scale_by_learning_rate(learning_rate)), num_workers)

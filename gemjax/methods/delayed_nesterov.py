@@ -10,13 +10,11 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import (
-    check_at_least,
     check_between,
     check_learning_rate,
     check_momentum,
+    check_positive,
     check_positive_int,
-    number,
-    numbers,
 )
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
@@ -188,12 +186,9 @@ def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> t
     check_positive_int("period", period)
     check_positive_int("minimum", minimum)
     check_between("minimum", minimum, 1, period)
-    if not len(speeds := numbers("speeds", speeds)):
-        raise ValueError("speeds must have one number per worker, got none")
+    speeds = tuple(speeds)
     for speed in speeds:
-        check_at_least("a speed", number("each of speeds", speed), 0.0)  # Not a traced one, of which no int is made.
-        if speed == 0:
-            raise ValueError("speeds must be positive, got 0; leave out a worker that does not work")
+        check_positive("each of speeds", speed)
     fastest = max(speeds)
     # The small term keeps a whole number whole if its quotient rounds down.
     return tuple(max(minimum, math.floor(period * float(speed / fastest) + 1e-9)) for speed in speeds)

@@ -9,7 +9,7 @@ import optax
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous, require_local_steps
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 
 def downpour(
@@ -83,7 +83,7 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
 
     def update_fn(updates, state, params=None, *, local_steps: Any = None, **extra_args):
         del params, extra_args
-        require_local_steps("scale_by_local_steps", local_steps)
+        require_protocol("scale_by_local_steps", local_steps=local_steps)
         return jax.tree.map(lambda u: u / jnp.asarray(local_steps, u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)

@@ -8,7 +8,7 @@ import optax
 
 from gemjax.methods.gather import Weight, weight_by_name
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import at_staleness, check_learning_rate, check_of_staleness
+from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.slots import match_mask
@@ -28,19 +28,14 @@ def mix_with_worker(weight: Weight | None = None) -> optax.GradientTransformatio
       A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It keeps one
       copy of the parameters per worker (its view), offers the diagnostic ``compensation``, the share by which a commit is
       damped, and multiplies the diagnostic ``learning_rate`` of the chain.
-
-    Raises:
-      TypeError: if ``weight`` is no function.
     """
-    if weight is not None:
-        check_of_staleness("weight", weight)
 
     def update_fn(
         updates, state, params=None, *, stale_params=None, staleness: Any = None, observe=None, **extra_args
     ) -> Any:
         del extra_args
         require_protocol("mix_with_worker", staleness=staleness, params=params)
-        scale = jnp.float32(1.0) if weight is None else jnp.asarray(at_staleness("weight", weight, staleness))
+        scale = jnp.float32(1.0) if weight is None else jnp.asarray(weight(staleness))
         if observe is not None:
             observe("compensation", lambda: jnp.abs(1.0 - scale))
             observe.scale("learning_rate", lambda: scale)

@@ -12,7 +12,6 @@ from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_le
 from gemjax.protocol.checks import (
     check_between,
     check_method,
-    check_not_narrow,
     check_positive_int,
     integer,
     with_extra_args,
@@ -178,7 +177,6 @@ def by_fragment(
     check_positive_int("every", every)
     if not isinstance(delay, jax.core.Tracer):
         integer("delay", delay, 0)
-        check_not_narrow("delay", delay)
     fragments = checked_groups("fragments", fragments)
     inner = with_extra_args(inner)
 

@@ -204,10 +204,6 @@ def gap_aware(
     """
     check_momentum("momentum", momentum)
     check_choice("accumulate", accumulate, ORDERS)
-    if accumulate == "before" and isinstance(momentum, jax.core.Tracer):
-        raise TypeError(
-            "momentum cannot be traced with accumulate='before'; under optax.inject_hyperparams name it in static_args"
-        )
     inner = None if accumulate == "before" and momentum == 0 else optax.trace(momentum)
     damped = scale_by_gap(learning_rate, inner, decay, eps, accumulate)
     return asynchronous(optax.chain(damped, scale_by_learning_rate(learning_rate)), num_workers)

@@ -1,6 +1,5 @@
 """A buffer of commits whose weighted mean makes a step, and weights that fall with the staleness."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.protocol.checks import at_staleness, check_at_least, check_of_staleness, check_positive_int, number, shown
+from gemjax.protocol.checks import check_at_least, check_choice, check_positive, check_positive_int
 from gemjax.protocol.staleness import require_protocol
 
 PyTree = Any
@@ -65,8 +64,6 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
     [-0.5]
     """
     check_positive_int("count", count)
-    if weight is not None:
-        check_of_staleness("weight", weight)
 
     def init_fn(params) -> Any:
         mean = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
@@ -88,7 +85,7 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
                 observe("compensation", lambda: jnp.zeros([]))
             return lambda g: g
         require_protocol("gather", staleness=staleness)
-        scale = at_staleness("weight", weight, steps_since_pull(staleness, gathered, count))
+        scale = weight(steps_since_pull(staleness, gathered, count))
         if observe is not None:
             observe("compensation", lambda: jnp.abs(1.0 - jnp.asarray(scale)))
         return lambda g: g * jnp.asarray(scale, g.dtype)
@@ -171,8 +168,8 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
       ValueError: if the name is unknown, ``mean_staleness`` negative, or the weight there not finite and positive.
     """
     check_at_least("mean_staleness", mean_staleness, 0.0)
-    if not callable(weight) and not (isinstance(weight, str) and weight in WEIGHTS):
-        raise ValueError(f"weight must be a function or one of {', '.join(map(repr, WEIGHTS))}, got {shown(weight)}")
+    if not callable(weight):
+        check_choice("weight", weight, tuple(WEIGHTS))
     found = weight if callable(weight) else WEIGHTS[weight]
     if found is None:
         return None
@@ -180,9 +177,5 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
     if not isinstance(full, jax.core.Tracer) and (value := float(full)).is_integer() and value < 2**31:
         full = np.int32(value)  # As at a commit; a weight may look it up in a table.
     unit = found(jnp.asarray(full))
-    if not isinstance(unit, jax.core.Tracer) and not 0 < number("weight at mean_staleness", unit) < math.inf:
-        raise ValueError(
-            f"weight must be finite and positive at mean_staleness={mean_staleness:g}, where it counts in full, got {unit}; "
-            "give another weight, or a mean_staleness at which it is"
-        )
+    check_positive(f"weight at mean_staleness={mean_staleness}, where it counts in full,", unit)
     return lambda staleness: found(staleness) / found(jnp.asarray(full))

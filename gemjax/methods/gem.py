@@ -1,5 +1,6 @@
 """Gradient energy matching (Hermans & Louppe, 2018)."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import diagnostics
-from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum, numbers, shown
+from gemjax.protocol.checks import check_at_least, check_between, check_choice, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.slots import Slots, match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
@@ -82,7 +83,8 @@ def match_energy(
     check_at_least("kappa", kappa, 0.0)
     check_at_least("eps", eps, 0.0)
     check_choice("reading", reading, READINGS)
-    _check_clamp(clamp)
+    if clamp is not None:
+        check_between("the lower bound of clamp", clamp[0], -math.inf, clamp[1])
 
     def init_fn(params) -> Any:
         kind = {"code": BeforeCommit, "algorithm": OwnPosition}.get(reading)
@@ -208,19 +210,6 @@ def gem(
     check_learning_rate(learning_rate)
     energy = match_energy(momentum, kappa, clamp, eps, reading)
     return asynchronous(optax.chain(scale_by_learning_rate(learning_rate), energy), num_workers)
-
-
-def _check_clamp(clamp: tuple[float, float] | None) -> None:
-    if clamp is None:
-        return
-    try:
-        lowest, highest = numbers("clamp", clamp if isinstance(clamp, (tuple, list)) else None)
-        if not any(isinstance(bound, jax.core.Tracer) for bound in (lowest, highest)) and not lowest <= highest:
-            raise ValueError
-    except ValueError:
-        raise ValueError(
-            f"clamp must be None or a pair (lowest, highest) with lowest <= highest, got {shown(clamp)}"
-        ) from None
 
 
 def _energy_ratio(scaled: PyTree, params: PyTree, stale: PyTree, m: PyTree, kappa: Any) -> jax.Array:

@@ -1,5 +1,6 @@
 """Incremental aggregation: a step uses the last gradient of every worker (Chang et al., 2025)."""
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,6 @@ from gemjax.protocol.staleness import (
     check_num_workers,
     check_number_around,
     require_protocol,
-    static_num_workers,
 )
 
 PyTree = Any
@@ -45,7 +45,7 @@ def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
       ValueError: if ``num_workers`` is not positive.
     """
     check_num_workers(num_workers)
-    num_workers = static_num_workers(num_workers)
+    num_workers = operator.index(num_workers)
 
     def init_fn(params) -> Any:
         check_number_around(num_workers)

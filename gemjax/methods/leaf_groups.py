@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from gemjax.protocol.checks import check_count, integer, shown
+from gemjax.protocol.checks import integer, shown
 
 PyTree = Any
 Groups = int | Sequence[str | Sequence[str]] | Callable[[str, jax.Array], int]
@@ -28,8 +28,7 @@ def checked_groups(name: str, groups: Any) -> Any:
         if all(isinstance(one, str) for group in several for one in group):
             return several
     elif not isinstance(groups, (str, Sequence)):
-        check_count(name, groups)
-        return int(groups)
+        return integer(name, groups, 1)
     raise ValueError(f"{name} must be an int, prefixes of paths or a function, got {shown(groups)}")
 
 

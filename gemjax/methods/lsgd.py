@@ -1,5 +1,6 @@
 """Leader SGD: workers are pulled towards the worker with the lowest loss (Teng et al., 2019)."""
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -8,16 +9,14 @@ import optax
 from jax import lax
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_between, check_bool, check_choice, check_count, check_learning_rate
+from gemjax.protocol.checks import check_between, check_bool, check_choice, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import StalenessState, check_of_one_run, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
 from gemjax.protocol.staleness import (
     asynchronous,
     check_num_workers,
-    require_local_steps,
     require_protocol,
-    static_num_workers,
 )
 
 PyTree = Any
@@ -142,7 +141,7 @@ def follow_leader(
         :func:`gemjax.asynchronous`.
     """
     strength, global_strength = _checked(num_workers, strength, groups, global_strength, global_period, window)
-    num_workers = static_num_workers(num_workers)
+    num_workers = operator.index(num_workers)
     check_bool("anchors", anchors)
     keeps = anchors and groups > 1 and global_period > 1
     kind = Following if not anchors else FollowingLeader if groups == 1 else FollowingLeaders
@@ -170,11 +169,7 @@ def follow_leader(
         observe=None, **extra_args,
     ) -> Any:  # fmt: skip
         del extra_args
-        require_protocol("follow_leader", worker=worker, params=params)
-        if value is None and local_losses is None:
-            raise TypeError("follow_leader ranks workers by their losses: call update(…, value=loss), as engines do")
-        if local_losses is not None:
-            require_local_steps("follow_leader", local_steps)
+        require_protocol("follow_leader", worker=worker, params=params, value=local_losses if value is None else value)
         # The losses of an engine are padded behind their first `local_steps` entries.
         losses, count = (jnp.asarray(value)[None], 1) if local_losses is None else (local_losses, local_steps)
         recent = jnp.concatenate([state.recent.value, losses.astype(state.recent.value.dtype)])
@@ -348,31 +343,20 @@ def average_position(opt_state: PyTree, *, exchange: str = "before") -> PyTree:
     """
     check_choice("exchange", exchange, ("before", "after"))
     check_of_one_run(opt_state, "average_position")
-    found = nodes(opt_state, FollowLeaderState)
-    if len(found) > 1:
-        raise ValueError(
-            f"average_position needs the optimizer state of one gemjax.lsgd, and this has {len(found)} of them"
-        )
-    rows = [node.rows for node in nodes(found, SharedRows)]
-    if len(rows) != 1:
-        raise ValueError("average_position needs the optimizer state of gemjax.lsgd, and this is of another method")
+    (rows,) = (node.rows for node in nodes(nodes(opt_state, FollowLeaderState), SharedRows))
     if exchange == "after":
         (state,) = (state for state in nodes(opt_state, StalenessState) if nodes(state, FollowLeaderState))
-        rows = [match_mask(state.stale_params.value, rows[0])]
-    return jax.tree.map(lambda rows: rows.mean(0), rows[0])
+        rows = match_mask(state.stale_params.value, rows)
+    return jax.tree.map(lambda rows: rows.mean(0), rows)
 
 
 def _checked(num_workers, strength, groups, global_strength, global_period, window) -> tuple[float, float]:
     """Check all arguments and return the strengths of the two pulls."""
     check_num_workers(num_workers)
     for name, value in (("groups", groups), ("window", window), ("global_period", global_period)):
-        check_count(name, value)
+        check_positive_int(name, value)
     if num_workers % groups:
         raise ValueError(f"groups must divide the workers: got {groups} groups for {num_workers} workers")
-    if groups == 1 and global_strength is not None:
-        raise ValueError(
-            f"global_strength={global_strength} needs several groups: with one its leader is the leader of all, see strength"
-        )
     global_strength = (0.0 if groups == 1 else strength) if global_strength is None else global_strength
     for name, value in (("strength", strength), ("global_strength", global_strength)):
         check_between(name, value, 0.0, 1.0)

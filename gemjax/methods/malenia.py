@@ -1,5 +1,6 @@
 """Malenia: a step averages each worker's gradients first, then the workers (Tyurin & Richtárik, 2023)."""
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,6 @@ from gemjax.protocol.staleness import (
     check_num_workers,
     check_number_around,
     require_protocol,
-    static_num_workers,
 )
 
 PyTree = Any
@@ -70,7 +70,7 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
     least = num_workers if batch_size is None else batch_size
     check_positive_int("batch_size", least)
     check_at_least("batch_size", least, num_workers)
-    num_workers = static_num_workers(num_workers)
+    num_workers = operator.index(num_workers)
 
     def init_fn(params) -> Any:
         check_number_around(num_workers)

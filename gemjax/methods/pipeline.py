@@ -13,10 +13,10 @@ from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_le
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import (
     check_at_least,
-    check_count,
     check_learning_rate,
     check_method,
     check_momentum,
+    integer,
     with_extra_args,
 )
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
@@ -102,9 +102,8 @@ def delay_stages(
     [-1.0, -2.0, -3.0]
     """
     check_method("inner", inner)
-    check_count("num_stages", num_stages)
+    num_stages = integer("num_stages", num_stages, 1)
     check_at_least("horizon", horizon, 0.0)
-    num_stages = int(num_stages)
     stages = num_stages if stages is None else checked_groups("stages", stages)
     inner = with_extra_args(inner)
 
@@ -194,7 +193,7 @@ def stage_momentum(
     """
     check_momentum("momentum", momentum)
     check_momentum("highest", highest)
-    check_count("num_stages", num_stages)
+    integer("num_stages", num_stages, 1)
     num_stages = int(num_stages)
     stages = num_stages if stages is None else checked_groups("stages", stages)
 

@@ -1,5 +1,6 @@
 """Ringleader: rounds of one step per worker along the mean over workers (Maranjyan & Richtárik, 2025)."""
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,6 @@ from gemjax.protocol.staleness import (
     check_num_workers,
     check_number_around,
     require_protocol,
-    static_num_workers,
 )
 
 PyTree = Any
@@ -47,7 +47,7 @@ def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
       ValueError: if ``num_workers`` is not positive.
     """
     check_num_workers(num_workers)
-    num_workers = static_num_workers(num_workers)
+    num_workers = operator.index(num_workers)
 
     def init_fn(params) -> Any:
         check_number_around(num_workers)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_at_least, check_learning_rate, number
+from gemjax.protocol.checks import check_between, check_learning_rate
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
 
@@ -61,8 +61,7 @@ def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
     >>> print(updates, state.clock)
     [0.] 2
     """
-    if isinstance(threshold, jax.core.Tracer) or number("threshold", threshold) != math.inf:
-        check_at_least("threshold", threshold, 1.0)
+    check_between("threshold", threshold, 1.0, math.inf)
     if not (by_array := isinstance(threshold, jax.Array)):
         threshold = np.asarray(threshold).item()  # It needs a hash.
 

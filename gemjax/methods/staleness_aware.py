@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
-from gemjax.protocol.checks import at_staleness, check_learning_rate, check_of_staleness
+from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.staleness import asynchronous, require_protocol
 
 
@@ -47,12 +47,11 @@ def scale_by_staleness(
     >>> updates
     Array([0.125], dtype=float32)
     """
-    check_of_staleness("factor", factor)
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, observe: Any = None, **extra_args):
         del params, extra_args
         require_protocol("scale_by_staleness", staleness=staleness)
-        scale = at_staleness("factor", factor, staleness)
+        scale = factor(staleness)
         if observe is not None:
             observe("compensation", lambda: jnp.abs(1.0 - jnp.asarray(scale)))
             observe.scale("learning_rate", lambda: scale)
@@ -95,7 +94,6 @@ class StalenessSchedule:
     """
 
     def __init__(self, value: optax.ScalarOrSchedule, factor: Callable[[jax.Array], jax.Array] = inverse):
-        check_of_staleness("factor", factor)
         self.value, self.factor = value, factor
 
     def init(self) -> StalenessScheduleState:
@@ -113,12 +111,7 @@ class StalenessSchedule:
     def __call__(self, state: StalenessScheduleState, *, staleness: Any = 0, **extra_args: Any) -> jax.Array:
         """Return the value at this commit; optax asks for one without a staleness when it makes its state."""
         del extra_args
-        if not isinstance(state, StalenessScheduleState):
-            raise TypeError(
-                "a StalenessSchedule was used as an ordinary schedule, which does not receive the staleness; pass it through "
-                "optax.inject_hyperparams(optimizer)(learning_rate=StalenessSchedule(…)), or use gemjax.scale_by_staleness"
-            )
-        return rate_at(self.value, state.count) * at_staleness("factor", self.factor, jnp.asarray(staleness))
+        return rate_at(self.value, state.count) * self.factor(jnp.asarray(staleness))
 
 
 def staleness_aware(

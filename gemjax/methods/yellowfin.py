@@ -1,5 +1,6 @@
 """YellowFin: momentum and learning rate tuned during the run, with feedback for asynchrony (Zhang & Mitliagkas, 2019)."""
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -8,9 +9,9 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_at_least, check_bool, check_learning_rate, check_momentum, check_positive_int
+from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum, integer
 from gemjax.protocol.slots import SharedRows
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
 
 PyTree = Any
 EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances above 0.
@@ -76,8 +77,7 @@ def tune_momentum(
     check_momentum("decay", decay)
     check_momentum("gain", gain)
     for name, value, lowest in (("history", history, 2), ("window", window, 1), ("sample", sample, 1)):
-        check_positive_int(name, value)
-        check_at_least(name, value, lowest)
+        integer(name, value, lowest)
 
     def init_fn(params) -> Any:
         return TuneMomentumState(
@@ -196,7 +196,7 @@ def yellowfin(
     """
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)
-    num_workers = static_num_workers(num_workers)  # It also decides the length of the window.
+    num_workers = operator.index(num_workers)  # It also decides the length of the window.
     tuned = tune_momentum(2 * num_workers + 2, closed_loop=closed_loop, decay=decay, gain=gain)
     return asynchronous(optax.chain(tuned, scale_by_learning_rate(learning_rate)), num_workers)
 

@@ -20,40 +20,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 from jax import lax
 
-from gemjax.protocol.checks import shown
-
 PyTree = Any
-
-
-# Where it is depends on the version of JAX.
-_trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
-
-
-def _one_number(name: str, value: Any) -> jax.Array:
-    """Return ``value`` as an array; raise ``TypeError`` if it is no single real number."""
-    try:
-        array = None if value is None else jnp.asarray(value)
-    except (TypeError, ValueError):
-        array = None
-    is_key = array is not None and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-    if array is None or is_key or array.shape or not jnp.isrealobj(array):
-        found = shown(value) if array is None else f"an array of {array.dtype}{list(array.shape)}"
-        raise TypeError(
-            f"a rule offered {found} as {name}; what observe(name, fn) calls must return one real number, such as a mean; "
-            "offer several under several names"
-        )
-    return array
 
 
 class Observer:
     """Collector of the quantities in ``wanted`` during one (traced) update.
 
     It belongs to one JAX trace: a rule that calls it under ``lax.cond`` or ``lax.scan``, as inside ``optax.MultiSteps``, cannot
-    be observed, and raises ``ValueError`` if it is asked for. Where two members of a chain offer the same name, the last one
+    be observed: JAX refuses a value that does not exist outside. Where two members of a chain offer the same name, the last one
     counts; two learning rates are an error.
     """
 
@@ -62,7 +39,6 @@ class Observer:
         self.offered: set[str] = set()
         self.seen: dict[str, jax.Array] = {}
         self.factors: dict[str, jax.Array] = {}
-        self._trace = _trace_state()
         self.several = False  # True if two members have reported a learning rate.
 
     def __call__(self, name: str, compute: Callable[[], jax.Array]) -> None:
@@ -70,21 +46,12 @@ class Observer:
         self.offered.add(name)
         if name in self.wanted:
             self.several |= name == "learning_rate" and name in self.seen
-            self.seen[name] = self._outside(name, _one_number(name, compute()))
+            self.seen[name] = jnp.asarray(compute())
 
     def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
         """Multiply the quantity ``name`` of another member by ``compute()`` if it is wanted."""
         if name in self.wanted:
-            self.factors[name] = self._outside(name, self.factors.get(name, 1.0) * _one_number(name, compute()))
-
-    def _outside(self, name: str, value: Any) -> Any:
-        """Return ``value``; raise ``ValueError`` if it does not exist outside of a loop or branch."""
-        if isinstance(value, jax.core.Tracer) and _trace_state() != self._trace:
-            raise ValueError(
-                f"{name} cannot be reported, because this method computes it under lax.cond or lax.scan, as inside of "
-                f"optax.apply_if_finite; leave {name} out of diagnostics="
-            )
-        return value
+            self.factors[name] = self.factors.get(name, 1.0) * jnp.asarray(compute())
 
     def collected(self, besides: Iterable[str] = ()) -> dict[str, jax.Array]:
         """Return the recorded quantities by name.
@@ -134,17 +101,8 @@ def _is_injected(node: Any) -> bool:
 
 
 def names(diagnostics: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the requested names; a single one may be a plain string.
-
-    Raises:
-      TypeError: if they are no names.
-    """
-    found = (
-        (diagnostics,) if isinstance(diagnostics, str) or not isinstance(diagnostics, Iterable) else tuple(diagnostics)
-    )
-    if wrong := [name for name in found if not isinstance(name, str)]:
-        raise TypeError(f'diagnostics must be names, such as ["gap"], got {shown(wrong[0])}')
-    return found
+    """Return the requested names; a single one may be a plain string."""
+    return (diagnostics,) if isinstance(diagnostics, str) else tuple(diagnostics)
 
 
 def gap(params: PyTree, stale_params: PyTree) -> jax.Array:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.protocol import diagnostics
-from gemjax.protocol.checks import check_kept
+from gemjax.protocol.checks import check_alike
 
 PyTree = Any
 
@@ -114,13 +114,10 @@ def has_on_pull(node: Any) -> bool:
 
 
 def answer_pull(node: Any, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
-    """Return what ``node.on_pull`` returns, checked when it is traced."""
-    name, answer = f"{type(node).__name__}.on_pull", node.on_pull(params, view, moved)
-    if not (isinstance(answer, tuple) and len(answer) == 3 and isinstance(answer[2], tuple)):
-        raise TypeError(f"{name} must return (node, view, anchors), where anchors is a tuple, often (); got {answer!r}")
-    check_kept(f"the node that {name} returned", answer[0], node)
-    check_kept(f"the view that {name} returned", answer[1], view)
-    return answer
+    """Return the node, the view and the anchors that ``node.on_pull`` returns."""
+    node, shifted, anchors = node.on_pull(params, view, moved)
+    check_alike(f"the view that {type(node).__name__}.on_pull returned", shifted, view)
+    return node, shifted, anchors
 
 
 class Position(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.protocol.hooks import Refusals, can_refuse, has_on_pull
+from gemjax.protocol.hooks import Refusals, can_refuse
 from gemjax.protocol.slots import Slots, is_rows, is_slots
 
 PyTree = Any
@@ -169,25 +169,13 @@ def ask(mine: StalenessState, staleness: jax.Array) -> tuple[jax.Array | None, S
                 f"{type(node).__name__} refuses commits but has no count of them; give it a field with Refusals"
             )
         else:
-            answer = _one_bool(node, node.refuses(staleness))
+            answer = jnp.asarray(node.refuses(staleness), bool)
             node = map_nodes(lambda refusals: _plus(refusals, answer), _is_refusals, node)
         answers.extend([] if answer is None else [answer])
         return node
 
     inner_state = map_nodes(ask_one, is_wrapper_or(can_refuse), mine.inner_state)
     return functools.reduce(jnp.logical_or, answers) if answers else None, mine._replace(inner_state=inner_state)
-
-
-def check_protocol(state: PyTree) -> None:
-    """Raise ``TypeError`` for a node of a rule that was written for the earlier protocol of pulls."""
-    names = ("shift_view", "pulled", "anchors")
-    former = lambda node: not has_on_pull(node) and any(callable(getattr(type(node), name, None)) for name in names)
-    for node in filter(former, jax.tree.leaves(state, is_leaf=former)):
-        name = next(name for name in names if hasattr(type(node), name))
-        raise TypeError(
-            f"{type(node).__name__} has {name}(), which is no longer called; define on_pull(params, view, moved), as "
-            "gemjax.protocol.hooks.PullHook describes it"
-        )
 
 
 def counts_itself(state: PyTree) -> bool:
@@ -224,13 +212,6 @@ def counting_refusals(old: PyTree, new: PyTree, dropped: jax.typing.ArrayLike = 
         return _plus(o, jnp.where(dropped, n.count - o.count, 0)) if _is_refusals(o) else o
 
     return jax.tree.map(count, old, new, is_leaf=lambda node: _is_refusals(node) or is_rows(node))
-
-
-def _one_bool(node: Any, answer: Any) -> jax.Array:
-    if answer is None or jnp.shape(answer):
-        found = "None" if answer is None else f"an array of shape {list(jnp.shape(answer))}"
-        raise TypeError(f"{type(node).__name__}.refuses must return one bool, got {found}")
-    return jnp.asarray(answer, bool)
 
 
 def _plus(refusals: Refusals, more: jax.Array) -> Refusals:

@@ -65,9 +65,7 @@ class Slots:
 
     def __getitem__(self, worker: int) -> PyTree:
         """Return the value of worker ``worker``."""
-        if self.num_workers is None:
-            raise TypeError("these Slots hold one worker's slot; read `.value`")
-        return take(self, check_worker(worker, self.num_workers)).value
+        return take(self, check_worker(worker, self.num_workers or 1)).value
 
     def __repr__(self) -> str:
         return f"Slots({self.value!r}, num_workers={self.num_workers})"
@@ -377,20 +375,10 @@ def match_mask(tree: PyTree, reference: PyTree) -> PyTree:
     map over both.
 
     Raises:
-      ValueError: if another wrapper gave ``reference`` another tree.
+      ValueError: from JAX, if another wrapper gave ``reference`` another tree.
     """
 
     def is_hole(node):
         return isinstance(node, optax.MaskedNode)
 
-    try:
-        matched = jax.tree.map(lambda ref, node: ref if is_hole(ref) else node, reference, tree, is_leaf=is_hole)
-    except ValueError:  # Of JAX, in many lines.
-        matched = tree
-    if jax.tree.structure(matched) != jax.tree.structure(reference):
-        raise ValueError(
-            f"the tree of the pulled view differs from that of the updates or parameters: got {jax.tree.structure(matched)}, "
-            f"expected {jax.tree.structure(reference)}; give parameters like those that init received; a wrapper that changes "
-            "the tree, such as optax.flatten, belongs inside of gemjax.asynchronous, around transformations of optax"
-        ) from None
-    return matched
+    return jax.tree.map(lambda ref, node: ref if is_hole(ref) else node, reference, tree, is_leaf=is_hole)

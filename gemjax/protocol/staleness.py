@@ -18,16 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.protocol import slots
-from gemjax.protocol.checks import (
-    MOST_WORKERS,
-    check_alike,
-    check_kept,
-    check_method,
-    check_positive_int,
-    is_wider,
-    kept,
-    with_extra_args,
-)
+from gemjax.protocol.checks import check_alike, check_method, check_positive_int, kept, with_extra_args
 from gemjax.protocol.diagnostics import offer_injected_rate
 from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds, ReadsStaleParams, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
@@ -36,7 +27,6 @@ from gemjax.protocol.nodes import (
     add_own_counts,
     ask,
     check_of_one_run,
-    check_protocol,
     copies_in,
     counts_itself,
     is_wrapper,
@@ -100,10 +90,9 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     inner = with_extra_args(inner)
 
     def init_fn(params):
-        number = static_num_workers(num_workers)
+        number = operator.index(num_workers)
         with members_of(number):
             inner_state, copies = inner.init(params), copies_in(inner.init, params)
-        check_protocol(inner_state)
         state = StalenessState(
             clock=jnp.zeros([], jnp.int32),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
@@ -137,8 +126,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
             refused = raised if refused is None else refused | raised
         before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
         with members_of(number):
-            grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
-        check_kept("the tree of updates", updates, grads, is_wider)
+            updates, inner_state = inner.update(updates, before, params, **extra_args)
         inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
             offer_injected_rate(extra_args["observe"], inner_state)
@@ -175,7 +163,6 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
       shifts it (DANA's look-ahead, EASGD's own positions).
 
     Raises:
-      TypeError: if ``state`` is a transformation in place of its state.
       ValueError: if ``worker`` is missing with several workers, or out of range (a traced number is not checked), or ``state``
         is that of all runs of a sweep.
 
@@ -186,8 +173,6 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
     >>> view is params
     True
     """
-    if isinstance(state, optax.GradientTransformation):
-        raise TypeError("pull was given an optax transformation in place of its state; give tx.init(params)")
     check_of_one_run(state, "pull")
     view, state, _ = pull_with_anchors(state, params, worker)
     return view, state
@@ -279,8 +264,8 @@ def recorded_view(mine: PyTree, params: PyTree) -> PyTree | None:
 
 
 def check_num_workers(num_workers: Any) -> None:
-    """Check that ``num_workers`` is an integer in [1, ``MOST_WORKERS``]; a traced one passes, and ``init`` raises."""
-    check_positive_int("num_workers", num_workers, most=MOST_WORKERS)
+    """Check that ``num_workers`` is an integer >= 1; a traced one passes, of which ``init`` makes no shape."""
+    check_positive_int("num_workers", num_workers)
 
 
 def require_protocol(rule: str, **needed: Any) -> None:
@@ -292,17 +277,6 @@ def require_protocol(rule: str, **needed: Any) -> None:
                 f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N) and be given params; if it is "
                 "inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
             )
-
-
-def require_local_steps(rule: str, local_steps: Any) -> None:
-    """Raise ``TypeError`` with advice if the number of local steps behind a displacement is missing."""
-    if local_steps is None:
-        raise TypeError(
-            f"{rule} was called without local_steps=, the number of steps behind a displacement. In a loop of your own call "
-            "tx.update(displacement, state, params, worker=w, local_steps=count); a gradient counts as one step only inside of "
-            f"gemjax.asynchronous without gemjax.displacements. If {rule} is inside of gemjax.delay_stages, put it in front; "
-            "if it is in an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
-        )
 
 
 @contextlib.contextmanager
@@ -322,24 +296,8 @@ def workers_around() -> int | None:
 
 def check_number_around(num_workers: int) -> None:
     """Raise ``ValueError`` in the ``init`` of a part for ``num_workers`` workers inside of one for another number of them."""
-    around = workers_around()
-    if around == 1 < num_workers:
-        raise ValueError(
-            f"a part for {num_workers} workers is inside of gemjax.per_worker, or of a method for one worker; put it beside "
-            "gemjax.per_worker, and give all parts the same num_workers"
-        )
-    if around is not None:
+    if (around := workers_around()) is not None:
         slots.check_number(num_workers, around)
-
-
-def static_num_workers(num_workers: Any) -> int:
-    """Return ``num_workers`` as an int; raise ``TypeError`` for a traced number, which can be no shape."""
-    if isinstance(num_workers, jax.core.Tracer):
-        raise TypeError(
-            "num_workers decides the shape of the state, so it cannot be traced; under optax.inject_hyperparams pass "
-            "static_args=('num_workers',)"
-        )
-    return operator.index(num_workers)
 
 
 def _checked_out(state: StalenessState, worker: Any) -> tuple[StalenessState, Any]:
@@ -354,8 +312,6 @@ def _checked_out(state: StalenessState, worker: Any) -> tuple[StalenessState, An
 def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple[jax.Array, PyTree]:
     staleness = mine.clock - mine.pulled_at.value
     stale_params = None if mine.stale_params is None else mine.stale_params.value
-    if stale_params is not None and params is None:
-        raise ValueError("this method compares params with the pulled view: call update(grads, state, params)")
     if implicit:
         if stale_params is not None:
             pulled = staleness == 0
@@ -378,7 +334,5 @@ def _unmarked(inner_state: PyTree) -> PyTree:
 def _record_pull(mine: StalenessState, view: PyTree) -> StalenessState:
     stale_params = mine.stale_params
     if stale_params is not None:
-        view = slots.match_mask(view, stale_params.value)
-        check_alike("the pulled view", view, stale_params.value)
-        stale_params = Slots(view)
+        stale_params = Slots(slots.match_mask(view, stale_params.value))
     return mine._replace(pulled_at=Slots(mine.clock), stale_params=stale_params)

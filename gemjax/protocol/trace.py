@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gemjax.protocol.checks import MOST_WORKERS, integer, shown
+from gemjax.protocol.checks import MOST_WORKERS, integer
 
 FORMAT = "gemjax.trace.1"
 COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
@@ -66,7 +66,7 @@ class Trace:
     ):
         worker = _integers("worker", worker)
         if num_workers is None:
-            num_workers = integer("the largest worker", int(worker.max(initial=0)), 0, MOST_WORKERS - 1) + 1
+            num_workers = int(worker.max(initial=0)) + 1
         num_workers = integer("num_workers", num_workers, 1, MOST_WORKERS)
         _check_rows(worker, (worker >= 0) & (worker < num_workers), "worker {} is not in range({})", num_workers)
         previous, count = previous_commits(worker)
@@ -74,7 +74,7 @@ class Trace:
             "worker": worker,
             "pulled_at": _integers("pulled_at", previous + 1 if pulled_at is None else pulled_at),
             "step": _integers("step", count if step is None else step),
-            "time": np.arange(1.0, len(worker) + 1) if time is None else _times(time),
+            "time": np.arange(1.0, len(worker) + 1) if time is None else np.asarray(time, np.float64),
             "num_workers": num_workers,
             "draw": _integers("draw", np.where(previous < 0, worker, num_workers + previous) if draw is None else draw),
         }
@@ -134,12 +134,7 @@ class Trace:
         return np.arange(len(self), dtype=np.int32) - self.pulled_at
 
     def first(self, count: int) -> "Trace":
-        """Return the first ``count`` commits.
-
-        Raises:
-          ValueError: if ``count`` is no int, or negative.
-        """
-        integer("count", count, 0, max(len(self), 2**31 - 1))
+        """Return the first ``count`` commits, a non-negative int."""
         columns = {name: getattr(self, name)[:count] for name in COLUMNS}
         return Trace(**columns, num_workers=self.num_workers)
 
@@ -177,20 +172,10 @@ class Trace:
         with open(path, "rb") as file:
             try:
                 with np.load(file, allow_pickle=False) as archive:
-                    names = ("format", "num_workers", *COLUMNS)
-                    # Older traces have no draws.
-                    columns = {name: archive[name] for name in names if name != "draw" or name in archive}
-                columns["num_workers"] = int(columns["num_workers"])
+                    columns = {name: archive[name] for name in COLUMNS}
+                    return cls(**columns, num_workers=int(archive["num_workers"]))
             except Exception as error:  # Damaged bytes make zipfile, zlib and NumPy raise almost anything.
                 raise ValueError(f"{os.fspath(path)} is not a gemjax trace, or is damaged: {error}") from error
-        if str(columns.pop("format")) != FORMAT:
-            raise ValueError(
-                f"{os.fspath(path)} is not a trace of the format {FORMAT}; record it again with this version"
-            )
-        try:
-            return cls(**columns)
-        except ValueError as error:
-            raise ValueError(f"{os.fspath(path)}: {error}") from error
 
 
 def write_or_leave(path: str | os.PathLike, content: bytes) -> None:
@@ -324,33 +309,11 @@ def previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return previous, count
 
 
-def _check_unmasked(name: str, values) -> None:
-    if np.ma.is_masked(values):
-        raise ValueError(f"{name} has masked entries, and a trace has no mask; give all numbers")
-
-
 def _integers(name: str, values) -> np.ndarray:
-    _check_unmasked(name, values)
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ValueError(f"{name} must be a vector of integers, got {shown(values)}") from None
+    array = np.asarray(values)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise ValueError(f"{name} must be a vector of integers, got {array.dtype}{list(array.shape)}")
-    if array.size and not np.iinfo(np.int32).min <= array.min() <= array.max() <= np.iinfo(np.int32).max:
-        raise ValueError(f"{name} must fit into int32, got {array.min()} … {array.max()}")
     return array.astype(np.int32)
-
-
-def _times(values) -> np.ndarray:
-    _check_unmasked("time", values)
-    try:
-        array = np.asarray(values)
-        if array.ndim != 1 or not np.can_cast(array.dtype, np.float64, "same_kind"):
-            raise ValueError
-    except ValueError:
-        raise ValueError(f"time must be a vector of numbers, got {shown(values)}") from None
-    return array.astype(np.float64)
 
 
 def _check_rows(found: np.ndarray, valid: np.ndarray, message: str, expected) -> None:

@@ -198,6 +198,3 @@ def test_virtual_time_is_added_up_in_64_bits(kind):
     """In 16 bits it stopped at 256."""
     queue = arrivals.Queue(arrivals.Gamma(8, mean=0.05), service=kind(0.125))
     assert queue.trace(5_000) == arrivals.Queue(arrivals.Gamma(8, mean=0.05), service=0.125).trace(5_000)
-    slow = arrivals.Slows(0, at=kind(0.5), factor=kind(2.0))
-    arrivals.Incidents(arrivals.Gamma(2), [slow])
-    assert type(slow.at) is type(slow.factor) is float

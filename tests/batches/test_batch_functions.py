@@ -141,26 +141,6 @@ def test_engines_warn_once_at_the_line_that_called_them(engine):
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_integers_that_jax_would_take_for_others_are_refused():
-    """JAX takes the last 32 bits, here 0."""
-
-    def run(number):
-        loss_fn = lambda params, batch: jnp.sum(params - batch["x"])
-        return gemjax.simulate(
-            gemjax.asgd(0.1, 2), loss_fn, jnp.zeros(2), lambda w, s: {"x": number}, gemjax.Trace([0, 1])
-        )
-
-    with pytest.raises(
-        TypeError, match=r"batches\(worker, step\)\['x'\] has the integer 1099511627776, which does not fit"
-    ):
-        run(np.int64(2**40))
-    with pytest.raises(
-        TypeError, match=r"batches\(worker, step\) raised OverflowError: .*; numbers must fit .* into int32"
-    ):
-        run(2**40)
-    assert run(np.int64(2**30)).history["loss"][0] == -(2.0**31)
-
-
 WIDE = np.arange(2**40, 2**40 + 8)
 
 

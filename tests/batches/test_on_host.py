@@ -232,19 +232,3 @@ class Noisy(Rows):
 class Gathering(gemjax.Epochs):
     def gather(self, selection):
         return {"x": 2 * self.data["x"][selection.ravel()]}, np.arange(selection.size).reshape(selection.shape)
-
-
-@pytest.mark.parametrize("rows", [Noisy(), Gathering({"x": np.arange(40.0)}, 4)], ids=["batch", "gather"])
-def test_rows_that_are_more_than_those_of_the_data_are_refused(rows, monkeypatch):
-    """Their numbers would be those among the gathered rows: others in each chunk."""
-    with pytest.raises(
-        TypeError, match=rf"^{type(rows).__name__} makes batches of .*, and OnHost gathers the rows and"
-    ):
-        OnHost(rows)
-    with pytest.raises(
-        TypeError, match=rf"^{type(rows).__name__} makes batches of .*, and FromSource gathers the rows"
-    ):
-        gemjax.FromSource([{"x": 1.0}] * 40, rows)
-    monkeypatch.setattr(memory, "_capacity", lambda device: 200)
-    with pytest.raises(MemoryError, match="the run keeps"):
-        gemjax.simulate(GEM, lambda params, batch: (params - jnp.mean(batch)) ** 2, 0.0, rows, LATE)

@@ -93,24 +93,6 @@ def test_the_same_function_makes_equal_batches():
     assert as_batches(fn, 2) != as_batches(lambda worker, step: 0, 2)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda worker, step: DATA["x"][worker],
-        lambda worker, step: np.random.default_rng((worker, step)).normal(size=2),
-        lambda worker, step: [1.0, 2.0][worker],
-        lambda worker, step: 1.0 if worker > 2 else 0.0,
-        lambda worker, step: jnp.arange(4)[jnp.arange(4) > worker],
-        lambda worker, step: "a batch",
-    ],
-    ids=["NumPy array", "NumPy generator", "list", "condition", "mask", "no array"],
-)
-def test_a_function_that_cannot_be_traced_is_refused_with_advice(fn):
-    with pytest.raises(TypeError, match=r"must be traceable by JAX.*gemjax\.batches\.Rows") as caught:
-        as_batches(fn, 2)
-    assert caught.value.__cause__ is not None
-
-
 def test_every_worker_goes_through_the_data_in_a_run():
     """The engine selects exactly the steps of the trace: two epochs of two workers use every row four times."""
     epochs = Epochs({"row": np.eye(6, dtype=np.float32)}, batch_size=3)

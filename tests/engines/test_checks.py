@@ -5,31 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.entrances import EVERY_ENTRANCE, PARAMS, asgd, ones, run, squares
+from engines.entrances import PARAMS, asgd, ones, run, squares
 
 import gemjax
-from gemjax.engines.checks import ends_run
-from gemjax.protocol.compat import enable_x64
-
-
-@pytest.mark.parametrize(
-    ("answer", "ends"),
-    [
-        (None, False),
-        (False, False),
-        (True, True),
-        (jnp.array(True), True),
-        (np.array(0), False),
-        (np.float32(0.5), True),
-    ],
-)
-def test_answers_that_end_a_run(answer, ends):
-    assert ends_run(answer) is ends
 
 
 def test_a_run_that_a_callback_failed_is_not_lost():
-    with pytest.raises(TypeError, match="callback returned the str 'stop'") as raised:
-        run("devices", callback=lambda progress: "stop", callback_every=2)
+    with pytest.raises(ZeroDivisionError) as raised:
+        run("devices", callback=lambda progress: 1 / 0, callback_every=2)
     assert len(raised.value.result.trace) >= 2
 
 
@@ -96,27 +79,9 @@ def test_lookahead_is_downpour_with_local_steps():
     np.testing.assert_allclose(found.params, params.slow, rtol=1e-5)
 
 
-@EVERY_ENTRANCE
-@pytest.mark.parametrize("name", ["params", "model_state"])
-def test_arrays_of_64_bits_without_x64_are_refused(engine, name):
-    with enable_x64(True):
-        given = {"params": PARAMS} | {name: {"w": jnp.ones(2, jnp.float64)}}
-    with pytest.raises(TypeError, match=rf"{name} at \['w'\] is float64, but numbers of 64 bits are not enabled here"):
-        run(engine, **given)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_complex_parameters_can_be_given_as_two_real_arrays(engine):
     loss_fn = lambda params, batch: jnp.sum(jnp.abs(jax.lax.complex(*params) - (batch + 1j * batch)) ** 2)
     params = jnp.zeros(4), jnp.zeros(4)
     assert run(engine, loss_fn, params, gemjax.gem(0.1, num_workers=2)).params[1].any()
-
-
-@pytest.mark.parametrize("engine", ["simulate", "sweep"])
-def test_params_on_several_devices_are_refused_by_the_simulator(engine):
-    params = {name: jax.device_put(jnp.zeros(2), jax.devices()[number]) for number, name in enumerate("ab")}
-    with pytest.raises(
-        ValueError, match=r"params at \['a'\] is on .*0, but params at \['b'\] on .*1; put all arrays on"
-    ):
-        run(engine, params=params)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.entrances import PARAMS, TRACE, asgd, every_engine, run, squares
+from engines.entrances import PARAMS, asgd, every_engine, run, squares
 
 import gemjax
 
@@ -22,28 +22,6 @@ def test_metrics_may_be_numbers_of_python(engine, local):
 
 def with_statistics(params, model_state, batch, key):
     return squares(params, batch["x"]) + model_state["mean"], (model_state, {})
-
-
-def test_a_forgotten_model_state_is_named():
-    batches = lambda worker, step: {"x": jnp.ones(4) * step}
-    given = asgd(), with_statistics, PARAMS, batches, TRACE
-    first = gemjax.simulate(*given, model_state={"mean": jnp.zeros([])})
-    message = (
-        r"model or number of workers; arrays that differ: 2, the first is \"model_state\['mean'\]\": found "
-        r"float32\[\], expected none; give model_state= as the run had it$"
-    )
-    with pytest.raises(ValueError, match=message):
-        gemjax.simulate(*given, state=first)
-    with pytest.raises(ValueError, match=r"'params': found float32\[4\], expected float32\[3\]; give the method with"):
-        gemjax.simulate(
-            asgd(), with_statistics, jnp.ones(3), batches, TRACE, state=first.state, model_state={"mean": jnp.zeros([])}
-        )
-    with pytest.raises(TypeError) as raised:  # () has no entry "mean".
-        gemjax.simulate(*given)
-    assert raised.value.__notes__[:2] == [
-        "loss_fn was called with a batch of ['x'] float32[4]",
-        "the run was given no model_state=",
-    ]
 
 
 def test_an_error_of_the_loss_names_the_batch():

@@ -51,14 +51,6 @@ ALIASES = [
 ]
 
 
-@pytest.mark.parametrize("name", ALIASES)
-def test_a_number_of_workers_in_the_place_of_the_momentum(name):
-    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 8; did you mean num_workers=8\?"):
-        FUNCTIONS[name](0.1, 8)
-    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1\.5$"):
-        FUNCTIONS[name](0.1, 1.5)
-
-
 def test_all_methods_with_a_momentum_are_tested():
     assert len(ALIASES) == 19
     assert {"gem", "dana_zero", "multi_asgd", "diloco", "eamsgd"} <= set(ALIASES)

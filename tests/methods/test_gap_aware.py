@@ -47,16 +47,6 @@ def test_with_momentum_the_orders_differ_in_the_bias_correction_only(x64):
     np.testing.assert_array_equal(before, after)
 
 
-def test_accumulation_before_needs_a_static_momentum():
-    make = lambda momentum: gemjax.gap_aware(0.1, momentum, accumulate="before").init(jnp.ones(1))
-    with pytest.raises(TypeError, match="momentum cannot be traced with accumulate='before'"):
-        jax.jit(make)(0.5)
-    with pytest.raises(ValueError, match="accumulate must be one of 'after', 'before', got 'port'"):
-        gemjax.gap_aware(0.1, accumulate="port")
-    with pytest.raises(ValueError, match="accumulate must be one of"):
-        gemjax.gap_aware(0.1, accumulate=np.ones((2, 2)))
-
-
 @pytest.mark.parametrize(("accumulate", "momentum"), [("after", 0.8), ("before", 0.8), ("before", 0.0)])
 def test_one_worker_is_momentum_sgd(x64, accumulate, momentum):
     """Without a gap there is no penalty, with or without the worker's pulls."""

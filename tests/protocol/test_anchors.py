@@ -33,16 +33,6 @@ def test_the_strength_is_the_fraction_of_the_distance(strength, expected):
     assert_same_bits(found, tree(expected))
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_another_number_of_anchors_is_refused(count):
-    one = jnp.ones(2)
-    with pytest.raises(ValueError, match=f"has 2 strengths, but the method sends {count} anchors"):
-        pulled(0.1, 0.1, params=one, update=one, anchors=(one,) * count)
-    tx = gemjax.pull_to_anchors(0.1, 0.1)
-    with pytest.raises(ValueError, match="has 2 strengths, but the method sends 0 anchors"):
-        tx.update(one, tx.init(one), one)
-
-
 @pytest.mark.slow
 def test_anchors_are_those_of_the_last_pull():
     """Worker 1 leads at 5 from its first commit on; worker 0 is pulled there only after its next pull."""

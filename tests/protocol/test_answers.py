@@ -126,7 +126,6 @@ def around(change):
     ("change", "found"),
     [
         (jnp.mean, r"float32\[\]"),
-        (lambda u: (1 + 5j) * u, r"complex64\[2\]"),
     ],
 )
 def test_updates_outside_of_asynchronous_are_checked(change, found, place, engine):

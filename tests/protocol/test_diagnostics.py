@@ -151,17 +151,6 @@ def test_two_learning_rates_have_no_single_value():
             observer.collected()
 
 
-def test_what_is_computed_in_a_branch_cannot_be_reported():
-    tx = optax.apply_if_finite(gemjax.staleness_aware(0.1, num_workers=2), 3)
-    loss_fn = lambda params, batch: jnp.sum(params**2)
-    arguments = loss_fn, jnp.ones(3), lambda worker, step: 0.0, gemjax.arrivals.Gamma(2).trace(4)
-    with pytest.raises(
-        ValueError, match=r"^compensation cannot be reported, .* leave compensation out of diagnostics="
-    ):
-        gemjax.simulate(tx, *arguments, diagnostics=["compensation"])
-    assert gemjax.simulate(tx, *arguments, diagnostics=["gap"]).history["gap"].shape == (4,)
-
-
 def test_an_observed_number_of_python_is_a_column():
     def update(updates, state, params=None, *, observe=None, **extra_args):
         if observe is not None:

@@ -11,8 +11,6 @@ from protocol.local_simulations import LATE, QUADRATIC, SGD, TURNS, pairs, perio
 
 import gemjax
 from gemjax import LocalSteps
-from gemjax.batches.local import LocalBatches
-from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.local_steps import displacements
 
 # --- Methods for gradients
@@ -25,11 +23,6 @@ def test_a_method_for_gradients_may_have_local_steps():
     with pytest.warns(gemjax.RunWarning, match="learning_rate=0.05"):
         found = run(LocalSteps(optax.sgd(1.0)), tx=asgd)
     assert_close(found.params, run(None, tx=asgd).params, rtol=1e-5)
-
-
-def test_a_rate_that_is_computed_in_a_branch_is_not_compared():
-    tx = gemjax.asynchronous(optax.apply_if_finite(scale_by_learning_rate(0.05), 3), 4)
-    assert np.isfinite(run(LocalSteps(optax.sgd(1.0)), tx=tx).history["loss"]).all()
 
 
 # --- Arguments of members
@@ -155,17 +148,6 @@ def test_the_updates_of_a_local_optimizer_may_be_coarser_than_its_parameters():
     local = LocalSteps(optax.GradientTransformation(lambda params: (), halve), 2)
     problem = Problem(lambda p, b: jnp.sum(p * b), jnp.zeros(3), lambda worker, step: 1.0)
     np.testing.assert_array_equal(run(local, problem, gemjax.Trace([0, 1])).params, [-2.0] * 3)
-
-
-def test_more_local_steps_than_int32_can_count_are_refused():
-    trace = gemjax.Trace(worker=[0], step=[40_000], num_workers=1)
-    with pytest.raises(
-        ValueError, match="a worker would make 2800070000 local steps, but their numbers must fit into int32"
-    ):
-        run(LocalSteps(optax.sgd(0.1), 70_000), trace=trace, tx=gemjax.downpour(num_workers=1))
-    local = LocalBatches(gemjax.Computed(lambda worker, step: step), LocalSteps(optax.sgd(0.1), 2**15))
-    (first,), (count,), _ = local.select(np.array([0]), np.array([2**16 - 1]))
-    assert first + (count - 1) == 2**31 - 1
 
 
 def test_local_steps_of_the_same_optimizer_find_the_compiled_program():

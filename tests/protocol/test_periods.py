@@ -82,10 +82,3 @@ def test_a_table_need_not_be_longer_than_the_run_on_devices():
         gemjax.downpour(num_workers=2), loss_fn, params, batches, 3, num_workers=2, local=local
     )
     assert sorted(result.trace.worker.tolist()) == [0, 0, 1]
-
-
-def test_a_period_that_is_swept_is_refused():
-    given = (lambda params, batch: (params - batch) ** 2, 0.0, lambda worker, step: 1.0, gemjax.Trace([0, 1, 0]))
-    make = lambda period: gemjax.downpour(num_workers=2)
-    with pytest.raises(TypeError, match=r"the period of LocalSteps cannot be traced, .*; make a sweep for each period"):
-        gemjax.sweep(make, *given, over={"period": [1, 2]}, local=lambda period: LocalSteps(SGD, period))

@@ -28,9 +28,9 @@ from gemjax.engines.cluster.connection import (
     shut_down,
     signals_kept,
 )
-from gemjax.engines.devices.hardware.sharding import Place, is_device
+from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.roster import INFINITY
-from gemjax.protocol.checks import check_at_least, check_positive_int, shown
+from gemjax.protocol.checks import check_at_least, check_positive_int, integer
 from gemjax.protocol.staleness import check_num_workers
 
 RAY_HAS_ENDED = "the Ray of this cluster has ended on its host, so no worker can return; make another cluster"
@@ -119,15 +119,9 @@ class Cluster:
         runtime_env: Mapping[str, Any] | None = None,
     ):
         check_num_workers(num_workers)
-        check_positive_int("min_workers", min_workers, num_workers)
+        integer("min_workers", min_workers, 1, num_workers)
         for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
             check_at_least(name, value, 0.0)
-        for name, mapping in (("resources", resources), ("runtime_env", runtime_env)):
-            if not isinstance(mapping, Mapping | None):
-                raise ValueError(f"{name} must be a dict, got {shown(mapping)}")
-        places = () if central is None else central if isinstance(central, tuple) else (central,)
-        if wrong := [place for place in places if not is_device(place)]:
-            raise ValueError(f"central must be a JAX device, or a tuple of them, got {shown(wrong[0])}")
         if groups is not None:
             check_positive_int("groups", groups)
             if num_workers % groups:

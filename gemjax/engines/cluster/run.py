@@ -9,7 +9,7 @@ import optax
 
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import check_callback, check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.checks import check_callback, check_given, warn_of_two_rates
 from gemjax.engines.cluster.central.first import first_state
 from gemjax.engines.cluster.central.programs import DividedPrograms
 from gemjax.engines.cluster.cluster import Cluster
@@ -23,6 +23,7 @@ from gemjax.engines.devices.session import prepare
 from gemjax.engines.result import Callback, Result, continue_numbers, leaving
 from gemjax.engines.running.evaluation import Evaluate
 from gemjax.engines.transition import RunState, workers_of
+from gemjax.protocol.checks import check_choice
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.eventlog import EventLog
@@ -142,11 +143,8 @@ def run_on_cluster(
     ...                                num_commits=300)            # doctest: +SKIP
     """
     check_given(loss_fn, params, model_state)
-    check_tx(tx)
-    check_option("cluster", cluster, Cluster, "with gemjax.Cluster(num_workers) as cluster")
     imported_ray()
-    if compression not in COMPRESSIONS:
-        raise ValueError(f"compression must be one of {', '.join(map(repr, COMPRESSIONS))}, got {compression!r}")
+    check_choice("compression", compression, COMPRESSIONS)
     if cluster is None:
         num_workers = workers_of(tx, params) if num_workers is None else num_workers
     elif not cluster.actors:

@@ -5,10 +5,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from gemjax.protocol.checks import check_worker, shown
+from gemjax.protocol.checks import integer
 from gemjax.protocol.staleness import check_num_workers
-
-OF = "these members are of"
 
 
 class Members:
@@ -32,9 +30,7 @@ class Members:
     def __init__(self, num_workers: int, absent: Iterable[int] = ()):
         check_num_workers(num_workers)
         self.num_workers = num_workers
-        if not isinstance(absent, Iterable) or not getattr(absent, "ndim", 1):
-            raise TypeError(f"absent must be a sequence of workers, got {shown(absent)}")
-        self._absent = {int(check_worker(worker, num_workers, OF)) for worker in absent}
+        self._absent = {integer("worker", worker, 0, num_workers - 1) for worker in absent}
         self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._closed = False
         self._in_use = threading.Lock()
@@ -78,7 +74,7 @@ class Members:
         return self._closed and self._requests.empty()
 
     def _request(self, kind: str, worker: int) -> None:
-        self._requests.put((kind, int(check_worker(worker, self.num_workers, OF))))
+        self._requests.put((kind, integer("worker", worker, 0, self.num_workers - 1)))
         self._wake()
 
     @contextlib.contextmanager

@@ -1,10 +1,9 @@
 """Rules of a run on devices for staleness, silence and failures."""
 
 import dataclasses
-import math
 from collections.abc import Iterable
 
-from gemjax.protocol.checks import number, shown, with_plain_numbers
+from gemjax.protocol.checks import check_at_least, check_positive, integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,22 +60,18 @@ class Policy:
     interrupt: int | None = None
 
     def __post_init__(self):
-        with_plain_numbers(self)
         for name, lowest in (("max_staleness", 0), ("quorum", 1), ("retries", 0), ("interrupt", 1)):
             value = getattr(self, name)
-            if value is None and name != "retries":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                raise ValueError(f"{name} must be an int of at least {lowest}, got {shown(value)}")
-        if not (math.isfinite(number("grace", self.grace)) and self.grace >= 0):
-            raise ValueError(f"grace must be a finite number of seconds, not negative, got {self.grace!r}")
-        if self.deadline is not None and not (math.isfinite(number("deadline", self.deadline)) and self.deadline > 0):
-            raise ValueError(f"deadline must be a positive number of seconds or None, got {self.deadline!r}")
+            if value is not None or name == "retries":
+                integer(name, value, lowest)
+        check_at_least("grace", self.grace, 0.0)
+        if self.deadline is not None:
+            check_positive("deadline", self.deadline)
         waits = self.quorum is not None and self.quorum > 1
-        if self.max_staleness is not None and waits:
-            raise ValueError("max_staleness and quorum both decide when a gradient may commit; give one of them")
-        if self.interrupt is not None and (self.max_staleness is not None or waits):
-            raise ValueError("interrupt discards what max_staleness or a quorum would keep; give only one of the three")
+        if (self.max_staleness is not None) + (self.interrupt is not None) + waits > 1:
+            raise ValueError(
+                "max_staleness, quorum and interrupt each decide when a gradient may commit; give only one of the three"
+            )
         if self.grace and not waits:
             raise ValueError("grace is the time after a quorum; give quorum= as well")
 
@@ -84,7 +79,7 @@ class Policy:
         """Return the policy with its default quorum, for a method that is or is not defined in rounds.
 
         Raises:
-          ValueError: unless it suits a run with ``num_workers`` workers.
+          ValueError: if its quorum is larger than ``num_workers``.
 
         >>> Policy(retries=0).resolved(4, in_rounds=True).quorum, Policy(max_staleness=2).resolved(4, in_rounds=True).quorum
         (4, 1)

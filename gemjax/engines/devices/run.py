@@ -10,7 +10,7 @@ import optax
 
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import RunWarning, check_callback, check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.checks import RunWarning, check_callback, check_given, warn_of_two_rates
 from gemjax.engines.devices.hardware.placement import Placement, place, warn_if_colocated
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.devices.hardware.sharding import devices_of
@@ -137,8 +137,6 @@ def run_on_devices(
     True
     """
     check_given(loss_fn, params, model_state)
-    check_tx(tx)
-    check_option("placement", placement, Placement, "gemjax.place(num_workers)")
     if placement is None:
         num_workers = _default_workers(tx, params) if num_workers is None else num_workers
         placement = place(num_workers)

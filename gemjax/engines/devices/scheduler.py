@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import jax
 
 from gemjax.batches.base import RowsError
-from gemjax.engines.checks import ends_run
 from gemjax.engines.devices.hardware.packing import is_ready
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLostError
@@ -309,6 +308,6 @@ class Scheduler:
         )
         self.evaluated.clear()
         with self.held.open():
-            stop = ends_run(callback(progress))
+            stop = bool(callback(progress))
         self.history.event("pause", began, seconds=round(self.history.now() - began, 6))
         return stop

@@ -9,17 +9,11 @@ from typing import Any
 import jax
 import optax
 
-from gemjax.batches.checks import checked_key_seed, whole
 from gemjax.engines.checks import (
     RunWarning,
     check_callback,
-    check_given,
     check_log,
-    check_no_mesh,
-    check_option,
-    check_placed,
-    check_tx,
-    check_untraced,
+    checked_seed,
     checked_stops,
     shapes_of,
 )
@@ -47,7 +41,7 @@ from gemjax.engines.running.interrupts import Held
 from gemjax.engines.running.progress import ProgressLine
 from gemjax.engines.transition import RunState, Transition, first_shapes
 from gemjax.engines.transition import first_state as first_state_of
-from gemjax.protocol.checks import real
+from gemjax.protocol.checks import check_positive, integer
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import needs_rounds
@@ -162,26 +156,15 @@ def prepare(
     progress: bool,
 ) -> Run:
     """Check the arguments of an engine and return the run. Warnings name the line that called the engine."""
-    check_given(loss_fn, params, model_state)
-    check_tx(tx)
-    check_option("policy", policy, Policy, "gemjax.Policy(deadline=60.0)")
-    check_option("members", members, Members, "gemjax.Members(num_workers)")
     check_callback(callback)
     check_log(log)
-    check_untraced(params, model_state)
-    check_no_mesh()
-    check_placed(params, model_state, together=False)
-    num_commits, seed = whole("num_commits", num_commits), checked_key_seed(seed)
+    num_commits, seed = integer("num_commits", num_commits, 0), checked_seed(seed)
     evaluations = state.evaluations if isinstance(state, Result) else {}
     state, recorded, earlier = begin_from(state, recorded)
     if state is not None and recorded is not None and earlier:
         recorded = of_applied(state, recorded, earlier)
     if (state is None) != (recorded is None):
         raise ValueError("to continue give state=result, or give both state= and recorded=, the trace of its commits")
-    if num_commits < 0:
-        raise ValueError(f"num_commits must not be negative, got {num_commits}")
-    if num_commits >= 2**31:
-        raise ValueError(f"num_commits must be at most {2**31 - 1}, as far as commits are counted, got {num_commits}")
     if recorded is not None and 0 < num_commits < len(recorded):  # No warning if equal: a finished run is resumed.
         warnings.warn(
             f"the run has made {len(recorded)} commits already, so num_commits={num_commits}, which counts these, asks for no "
@@ -189,8 +172,8 @@ def prepare(
             RunWarning, stacklevel=3,
         )  # fmt: skip
     callback_every = every_of("callback_every", callback_every, num_commits)
-    if callback_seconds is not None and not (callback_seconds := real("callback_seconds", callback_seconds)) > 0:
-        raise ValueError(f"callback_seconds must be positive or None, got {callback_seconds}")
+    if callback_seconds is not None:
+        check_positive("callback_seconds", callback_seconds)
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),
         average_model_state=average_model_state, local=local,

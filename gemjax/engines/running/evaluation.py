@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from gemjax.batches.checks import whole
 from gemjax.batches.threads import start_thread
-from gemjax.engines.checks import check_callback, described
+from gemjax.engines.checks import check_callback
 from gemjax.engines.result import Evaluated, History, concatenate
+from gemjax.protocol.checks import integer
 from gemjax.protocol.compat import settings_here
 
 PyTree = Any
@@ -28,9 +28,7 @@ def every_of(name: str, every: int | None, total: int) -> int:
     """
     if every is None:
         return max(1, round(total / PER_RUN))
-    if (every := whole(name, every)) < 1:
-        raise ValueError(f"{name} must be positive, got {every}")
-    return every
+    return integer(name, every, 1)
 
 
 class Evaluation:
@@ -67,18 +65,13 @@ class Evaluation:
         """Call the function; return its numbers, or ``None`` if it has declined.
 
         Raises:
-          TypeError: unless it returns a dict of numbers, or ``None``.
+          TypeError: if a number has a name that each row has.
         """
         assert self.evaluate is not None
         found = self.evaluate(params, model_state)
         if found is None:
             return None
-        try:
-            values = {name: float(np.asarray(value).reshape(())) for name, value in found.items()}
-        except (AttributeError, TypeError, ValueError):
-            raise TypeError(
-                f"evaluate must return a dict of numbers, such as {{'loss': loss}}, but returned {described(found)}"
-            ) from None
+        values = {name: float(np.asarray(value).reshape(())) for name, value in found.items()}
         if taken := [name for name in ROW if name in values]:
             raise TypeError(f"evaluate returned a number named {taken[0]!r}, which each row has; give it another name")
         return values

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from gemjax.engines.result import History, checked_state
-from gemjax.engines.transition import RunState, Transition, copied, first_shapes, first_state, rows_of_trace
+from gemjax.engines.transition import RunState, Transition, copied, first_shapes, first_state
 from gemjax.protocol.trace import Events, Trace
 
 PyTree = Any
@@ -39,24 +39,15 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
     done = int(state.arrivals)
     commits = int(events.commits[:done].sum())
     if earlier is None:
-        if commits != (arrived := int(state.commits + state.dropped + state.rejected)):
+        arrived = int(state.commits + state.dropped + state.rejected)
+        agree = commits == arrived and _steps_agree(state, events, done)
+        if not agree or any(_other_views(state, {}, trace, events, done)):
             raise ValueError(
-                f"state= has {arrived} commits, applied or not, in {done} arrivals, but so many arrivals of trace= have "
-                f"{commits}: the trace is another one, or lacks rejected commits, as that of a run on devices does; give "
-                "state=result, which has its trace, instead of result.state"
-            )
-        if not _steps_agree(state, events, done) or any(_other_views(state, {}, trace, events, done)):
-            raise ValueError(
-                f"state= is not the state after {done} arrivals of trace=, because its workers are at other steps or have "
-                "other views: the trace is another one, or lacks rejected commits, as that of a run on devices does; give "
-                "state=result, which has its trace, instead of result.state"
+                f"state= has {arrived} commits, applied or not, and is not the state after {done} arrivals of trace=: the "
+                "trace is another one, or lacks rejected commits, as that of a run on devices does; give state=result, which "
+                "has its trace, instead of result.state"
             )
         return commits, done
-    if text := _two_moments(state, earlier, history):
-        raise ValueError(
-            f"state= is a Result whose state has made {int(state.commits)} commits, but whose {text}: they are of different "
-            "moments, and to go on would repeat or skip commits; continue from a checkpoint"
-        )
     # Rejected gradients and repeated pulls of a run on devices are arrivals, but have no row. So those of the trace are counted
     # anew: all until the last commit, and then the pulls that have been made.
     commits = len(earlier)
@@ -69,27 +60,14 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
             f"{len(trace)}; give the trace that it ran on, or one that begins with its trace"
         )
     missed, newer = _other_views(state, history, trace, events, done)
-    if newer:
+    if missed or newer:
+        worker = [*missed, *newer][0]
         raise ValueError(
-            f"state= is a Result of another run than trace=: worker {newer[0]} has pulled after {_pulled_at(state)[newer[0]]} "
-            f"commits, and its next commit in trace= is of an earlier view; give the trace of a run that goes on from this "
-            "state, such as run_on_devices(…, state=result).trace"
-        )
-    if missed:
-        raise ValueError(
-            f"state= is a Result of the first {len(earlier)} rows of trace= alone: worker {missed[0]} did not pull again, as "
-            "it did before its next commit in trace=, because that row was not there; simulate trace= from its beginning, with "
-            f"stops=[{len(earlier)}] and a callback that ends the run there, and continue that result"
+            f"state= is a Result of another run than trace=: worker {worker} has pulled after {_pulled_at(state)[worker]} "
+            "commits, and its next commit in trace= is of another view; give the trace of a run that goes on from this state, "
+            "or simulate trace= from its beginning and stop it there by a callback"
         )
     return commits, done
-
-
-def _two_moments(state: RunState, trace: Trace, history: History) -> str:
-    """Return what a result has of another number of commits than its state; empty if nothing is known to differ."""
-    if len(trace) not in rows_of_trace(state):
-        return f"trace has {len(trace)}"
-    applied = history.get("applied", np.ones(0, bool))
-    return f"history has {applied.sum()}" if len(applied) == len(trace) and applied.sum() != int(state.commits) else ""
 
 
 def _steps_agree(state: RunState, events: Events, done: int) -> bool:

@@ -7,19 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr
 
 from gemjax.batches.base import Batches, Wrapper, select
-from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import are_plain, as_batches
-from gemjax.protocol.checks import check_range, check_width, shown
+from gemjax.engines.checks import checked_seed
+from gemjax.protocol.checks import check_alike
 from gemjax.protocol.compat.programs import UNTOLD
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any
-OUTCOMES = ("loss", "rejected", "dropped")  # Columns of a sweep's table besides those of the points.
+TAKEN = ("seed", "loss", "rejected", "dropped")  # Columns of a sweep's table besides those of the points.
 
 
 def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
@@ -27,27 +26,13 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
     listed = not isinstance(over, Mapping)
     if listed:
         over = _columns(over)
-    if "seed" in over:
-        raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
-    if taken := [name for name in over if name in OUTCOMES]:
+    if taken := [name for name in over if name in TAKEN]:
         raise ValueError(
             f"a table of the runs has a column {taken[0]} already; give the hyper-parameter {taken[0]} another name in over= "
-            "and among the arguments of make"
+            "and among the arguments of make, and seeds as seeds="
         )
-    if single := [name for name, values in over.items() if np.ndim(values) != 1]:
-        raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
-    columns = {name: list(values) for name, values in over.items()} | {"seed": [checked_key_seed(one) for one in seeds]}
-    wrong = [name for name, values in over.items() if not np.issubdtype(np.asarray(values).dtype, np.number)]
-    if wrong:
-        raise ValueError(
-            f"only numbers can be swept, but {', '.join(wrong)} has other values; run one sweep for each of them"
-        )
-    for name, values in over.items():
-        check_range(f"over={{'{name}': …}}", np.asarray(values), ValueError)
-        check_width(f"over={{'{name}': …}}", np.asarray(values))
-    if empty := [name for name, values in columns.items() if not values]:
-        raise ValueError(f"nothing to try of {', '.join(empty)}: give at least one value each")
-    repeated = columns.pop("seed")
+    columns = {name: list(values) for name, values in over.items()}
+    repeated = [checked_seed(one) for one in seeds]
     points = zip(*columns.values(), strict=True) if listed else itertools.product(*columns.values())
     rows = [(*point, seed) for point, seed in itertools.product(points, repeated)]
     return {name: np.array([row[k] for row in rows]) for k, name in enumerate([*columns, "seed"])}
@@ -55,17 +40,7 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
 
 def _columns(over: Any) -> dict[str, list[float]]:
     """Return points with the same names as one column per name."""
-    try:
-        points = list(over)
-    except TypeError:  # A number, or an array without axes.
-        points = [over]
-    if not all(isinstance(point, Mapping) for point in points):
-        raise TypeError(
-            "over must be a dict of lists, such as {'learning_rate': [0.1, 0.2]}, or a list of points, dicts with one value "
-            f"per name; got {shown(over)}"
-        )
-    if not points or not points[0]:
-        raise ValueError("nothing to try: over= needs at least one point with one value")
+    points = list(over)
     if different := [point for point in points if point.keys() != points[0].keys()]:
         raise ValueError(f"all points of over= need the names {', '.join(points[0])}; got {', '.join(different[0])}")
     return {name: [point[name] for point in points] for name in points[0]}
@@ -135,24 +110,9 @@ def starts_of(params: PyTree | PerSeed, seeds: Sequence[int]) -> list[PyTree]:
       ValueError: if those of the seeds differ in structure, shapes or dtypes.
     """
     found = of_each(params, seeds)
-    for path, leaf in jax.tree.leaves_with_path(found[0]):
-        check_width(f"params{keystr(path)}", leaf)
-    kind = lambda leaf: f"shape {np.shape(leaf)} and dtype {jnp.result_type(leaf)}"
-    kinds = [{keystr(path): kind(leaf) for path, leaf in jax.tree.leaves_with_path(one)} for one in found]
-    structures = [jax.tree.structure(one) for one in found]
-    for seed, own, structure in zip(seeds, kinds, structures, strict=False):
-        if (own, structure) == (kinds[0], structures[0]):
-            continue
-        differ = [name for name in kinds[0] | own if kinds[0].get(name) != own.get(name)]
-        what = [
-            f"params{name} of {one[name]}" if name in one else f"no params{name}"
-            for name in differ[:1]
-            for one in (kinds[0], own)
-        ]
-        raise ValueError(
-            f"the params of seeds {seeds[0]} and {seed} cannot be run side by side: "
-            f"{', '.join(what) or f'{structures[0]}, {structure}'}; params must have equal structures, shapes and dtypes; "
-            "otherwise call sweep once per seed"
+    for seed, one in zip(seeds[1:], found[1:], strict=False):
+        check_alike(
+            f"params of seed {seed}", one, found[0], lambda new, old: jnp.result_type(new) == jnp.result_type(old)
         )
     return found
 

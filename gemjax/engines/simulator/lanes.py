@@ -59,11 +59,6 @@ def _programs(begin: Callable, step: Callable, same: tuple) -> tuple[Program, Pr
 
 def _stack(each: Sequence[Any]) -> jax.Array:
     """Stack an input of several seeds, whose parameters and traces have been found alike."""
-    if len(shapes := {one.shape for one in each}) > 1:
-        raise ValueError(
-            f"the batches of the seeds have rows of different shapes, {' and '.join(map(str, sorted(shapes)))}, so their runs "
-            "cannot be computed as one batch; give equal batch sizes, or batched=False"
-        )
     return jnp.stack(each)
 
 

@@ -13,27 +13,16 @@ import numpy as np
 from jax import lax
 
 from gemjax.batches.base import select
-from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
-from gemjax.protocol.checks import check_not_narrow
+from gemjax.protocol.checks import check_positive_int
 from gemjax.protocol.compat.programs import Kept, Program, Same, settings
 from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any
 CHUNK, CHUNK_BYTES, SMALL_BYTES = 1024, 2**28, 2**22
 PROGRAMS = Kept()
-
-
-def check_positive(**numbers: int | None) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless all numbers are positive ints or ``None``."""
-    for name, value in numbers.items():
-        if value is not None and whole(name, value) < 1:
-            raise ValueError(f"{name} must be positive, got {value}")
-        if isinstance(value, jax.Array):
-            raise TypeError(f"{name} must be an int of Python or NumPy, got {value!r}; give int({name})")
-        check_not_narrow(name, value)
 
 
 def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> int | None:
@@ -44,7 +33,8 @@ def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> in
             DeprecationWarning, stacklevel=3,
         )  # fmt: skip
         callback_every = chunk_size
-    check_positive(callback_every=callback_every)
+    if callback_every is not None:
+        check_positive_int("callback_every", callback_every)
     return callback_every
 
 

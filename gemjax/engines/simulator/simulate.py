@@ -10,15 +10,13 @@ import jax
 import numpy as np
 import optax
 
-from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import (
     check_callback,
-    check_placed,
-    check_untraced,
+    check_given,
+    checked_seed,
     checked_stops,
-    ends_run,
     warn_of_two_rates,
     warn_without_rounds,
 )
@@ -48,8 +46,9 @@ from gemjax.engines.running.progress import ProgressLine
 from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.continuing import begin, rows_of
-from gemjax.engines.simulator.loops import check_positive, compiled, in_chunks, prepare, renamed_chunk_size, width_for
+from gemjax.engines.simulator.loops import compiled, in_chunks, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition, first_shapes
+from gemjax.protocol.checks import integer
 from gemjax.protocol.compat.programs import Kept, Same, kind_of, settings
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
@@ -179,7 +178,7 @@ def simulate(
     >>> len(losses), losses[stops[0]] > losses[stops[-1]]
     (4, Array(True, dtype=bool))
     """
-    check_positive(window=window)
+    check_given(loss_fn, params, model_state)
     check_trace(trace)
     callback_every = renamed_chunk_size(callback_every, chunk_size)
     callback_every = (
@@ -188,9 +187,7 @@ def simulate(
     evaluations = state.evaluations if isinstance(state, Result) else {}
     evaluation = Evaluation(evaluate, evaluate_every, len(trace), evaluations)
     check_callback(callback)
-    check_untraced(params, model_state)
-    check_placed(params, model_state, together=True)
-    seed = checked_key_seed(seed)
+    seed = checked_seed(seed)
     state, earlier, history = begin_from(state)
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, diagnostics=names(diagnostics),
@@ -208,7 +205,7 @@ def simulate(
     state, local = continue_numbers(state, batches, local)
     batches = batches if local is None else LocalBatches(batches, local)
     events = trace.events()
-    window = min(window or _default_window(), trace.num_workers)
+    window = integer("window", min(window or _default_window(), trace.num_workers), 1)
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
     calls = {*checked_stops(stops).tolist(), *_multiples(callback_every, len(trace))}
@@ -262,7 +259,7 @@ def simulate(
         called_at, given = commits, len(parts)
         evaluated.clear()
         with held.open():
-            return ends_run(callback(made)) and commits < len(trace)
+            return bool(callback(made)) and commits < len(trace)
 
     def recent_loss() -> float:
         losses = [*parts.values()][-1].get("loss", np.zeros(0))[-LAST:]

@@ -12,17 +12,7 @@ import numpy as np
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import rows_per_batch
-from gemjax.engines.checks import (
-    check_callback,
-    check_given,
-    check_make,
-    check_placed,
-    check_untraced,
-    checked_stops,
-    ends_run,
-    warn_of_two_rates,
-    warn_without_rounds,
-)
+from gemjax.engines.checks import check_callback, check_given, checked_stops, warn_of_two_rates, warn_without_rounds
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.result import History, with_numbers, without_numbers
 from gemjax.engines.running.evaluation import every_of
@@ -30,9 +20,9 @@ from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, starts_of, traces_of
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
-from gemjax.engines.simulator.loops import check_positive, in_chunks, loop, prepare, renamed_chunk_size, width_for
+from gemjax.engines.simulator.loops import in_chunks, loop, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol.checks import check_bool, shown
+from gemjax.protocol.checks import check_bool, check_positive_int
 from gemjax.protocol.compat.programs import Kept, Same, kind_of, settings
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
@@ -72,7 +62,7 @@ class SweepResult:
         The final loss is the mean over the last ``last`` applied commits, a positive int. A ``pandas.DataFrame`` takes the
         table.
         """
-        check_positive(last=last)
+        check_positive_int("last", last)
         rows = []
         for run in range(len(self.points["seed"])):
             losses = self.history["loss"][run][self.history["applied"][run]][-last:] if self.history else np.zeros(0)
@@ -165,14 +155,8 @@ def sweep(
     [(False, False), (False, False), (True, True), (True, True)]
     """
     callback_every = renamed_chunk_size(callback_every, chunk_size)
-    check_given(loss_fn, params, model_state, where="params" if isinstance(params, PerSeed) else "")
-    check_make(make)
     check_callback(callback)
     check_callback(at_stop, "at_stop", "(commits, run, state)")
-    check_untraced(params, model_state)
-    check_placed(params, model_state, together=True)
-    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
-        raise TypeError(f"seeds must be a sequence of ints, got {shown(seeds)}; give [{shown(seeds)}]")
     seeds, stops, observed = list(seeds), checked_stops(stops).tolist(), diagnostic_names(diagnostics)
     points = grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
@@ -181,6 +165,7 @@ def sweep(
     first, num_workers = {name: points[name][0].item() for name in names}, traces[0].num_workers
     steps = local(**first) if callable(local) else local
     data, starts = batches_of(batches, each, num_workers), starts_of(params, each)
+    check_given(loss_fn, starts[0], model_state)
     sizes = {rows_per_batch(one) for one in data}
     size = sizes.pop() if len(sizes) == 1 else 0
     if batched is not None:
@@ -261,7 +246,7 @@ def sweep(
                 one = lambda leaf: leaf[run] if batched else leaf  # noqa: B023
                 own = jax.tree.map(one, state if batched else state[run])
                 at_stop(commits, run, with_numbers(own, own.step.value, drawn(end)[run % len(events)], steps))
-        if callback is not None and ends_run(callback(end, arrivals)):
+        if callback is not None and callback(end, arrivals):
             break
     state = state if batched else joined(state)
     each_run = np.stack(drawn(end))[np.arange(runs) % len(events)]

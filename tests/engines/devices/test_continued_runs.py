@@ -170,5 +170,5 @@ def test_the_state_of_a_whole_sweep_is_refused():
 
 def test_a_trace_of_another_length_is_refused_before_anything_runs():
     state = gemjax.initial_state(ASGD, QUADRATIC.params, num_workers=4)
-    with pytest.raises(ValueError, match=r"has made 0 commits, but recorded= has 3"):
+    with pytest.raises(ValueError, match="has made 0 commits of 4 workers, but recorded= has 3"):
         run(tx=ASGD, state=state, recorded=gemjax.Trace([0, 1, 2], num_workers=4))

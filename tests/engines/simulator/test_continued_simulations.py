@@ -91,7 +91,7 @@ def test_a_bare_state_whose_workers_have_other_views_is_refused():
     problem = QUADRATIC
     first = run(problem, asgd, trace, stops=[6], callback=lambda progress: progress.commits == 6)
     run(problem, asgd, trace, state=first.state)
-    with pytest.raises(ValueError, match="at other steps or have other views: the trace is another one"):
+    with pytest.raises(ValueError, match="is not the state after 6 arrivals of trace=: the trace is another one"):
         run(problem, asgd, other, state=first.state)
 
 

@@ -287,8 +287,6 @@ def test_batches_of_unequal_size_are_computed_one_by_one_alone():
         lambda rate: gemjax.asgd(rate, num_workers=2), lambda params, batch: jnp.mean((params - batch) ** 2), jnp.zeros(()),
         sizes, gemjax.Trace([0, 1, 0]), {"rate": [0.1]}, seeds=[0, 1], batched=batched,
     )  # fmt: skip
-    with pytest.raises(
-        ValueError, match=r"the batches of the seeds have rows of different shapes, .* or batched=False"
-    ):
+    with pytest.raises(ValueError, match="same shape"):  # Of JAX.
         run(True)
     assert run(False).params.shape == (2,)
