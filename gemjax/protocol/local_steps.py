@@ -41,8 +41,8 @@ class LocalSteps:
       period: :math:`\tau \ge 1`, steps per commit: an int for all workers; a sequence of N ints, one per worker (dynamic local
         updates, see :func:`gemjax.dynamic_periods`); or N sequences of ints, one per commit of that worker, as
         :class:`gemjax.arrivals.SemiSynchronous` makes them. A run may be continued with another one: batches and keys are
-        numbered by the local steps that a worker has made, so none is repeated or skipped. Only with a
-        :class:`gemjax.Stream` the period must stay.
+        numbered by the local steps that a worker has made, so none is repeated or skipped. Replay such a run piece by piece,
+        each with its period. Only with a :class:`gemjax.Stream` the period must stay.
 
     Raises:
       TypeError: if ``tx`` is no optax transformation.
@@ -112,7 +112,7 @@ class LocalSteps:
             first, last = (np.array([begins[w][s + k] for w, s in pairs], int) for k in (0, 1))
             count = last - first
         if np.ndim(self._beyond):
-            # Not below 0 for commits before those that follow, which engines select for their shapes.
+            # Not below 0 for rows before the run continues, which engines select only for their shapes.
             first = np.maximum(first + self._beyond[worker], 0)
         return first, count
 

@@ -19,8 +19,8 @@ PyTree = Any
 class Copies:
     """Places of the leaves of :class:`gemjax.Slots` that begin as copies of parameters.
 
-    They are a part of the structure of a state. Those of a state without parameters, which ``optax.tree.map_params`` makes to
-    compare structures, equal any other.
+    They are a part of the structure of a state. The copies of a state made without parameters, as by ``optax.tree.map_params``,
+    equal all others.
 
     Args:
       sources: path of a leaf in the state -> path of its parameter; ``None`` if there were no parameters.

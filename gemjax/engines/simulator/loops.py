@@ -41,9 +41,9 @@ def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> in
 def width_for(events: Events, batches: Any, copies: int = 1) -> int:
     """Return the most arrivals per compiled call, and the length to which their columns are padded.
 
-    It is the same for traces of any length, so that these share a program; smaller if the rows of ``copies`` arrivals are
-    large. If more than 4 MiB of padding could be needed, it is the next power of two for a shorter trace. It is at least two,
-    because over a single row a CPU compiles and rounds a loop differently.
+    It is the same for traces of any length, so that these share a program, unless more than 4 MiB of padding could be needed:
+    then it is the next power of two for a shorter trace. It is smaller if the rows of ``copies`` arrivals are large, and at
+    least two, because over a single row a CPU compiles and rounds a loop differently.
     """
     if not len(events.worker):
         return 2

@@ -86,11 +86,12 @@ def simulate(
     are computed by the functions of the other engines, so the same trace gives the same parameters. Views and per-worker state
     are stacked in memory, and a commit changes those of one worker: its cost does not depend on N.
 
-    The last eight programs are found by the identity of ``tx``, ``loss_fn``, ``local`` and ``batches``, as by ``jax.jit``: a
-    second call with the same objects is neither traced nor compiled again, whatever the length of its trace and its seed. So a
-    value that a function reads from outside is that of its first call; for another value make the function anew. Objects that
-    are made anew are traced. They compile nothing if their program equals one of the last eight, unless it calls back to
-    Python.
+    Programs are cached by the identity of ``tx``, ``loss_fn``, ``local`` and ``batches``, as in ``jax.jit``; the eight newest
+    are kept. A second call with the same objects is neither traced nor compiled again, whatever its seed and the length of its
+    trace. (With data on the host, or periods of many local steps, a shorter trace may need another program.) So a value that is
+    read from outside of a function, or from an attribute of the loss or batches object, is that of the first call; for another
+    value make the object anew. Objects that are made anew are traced. They compile nothing if their program equals one of the
+    eight, unless it calls back to Python.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.
@@ -115,8 +116,8 @@ def simulate(
         it returns True. If an evaluation follows, it is called once more. Late pulls, as behind a barrier, may follow the last
         commit; then it is called after them, too, and the columns of its ``history`` have no rows.
       callback_every: commits between two calls, positive; default: a twentieth of the trace. With ``window=1`` it changes no
-        bit of the results. A failure is noticed where a compiled call ends: there, and at least every 1,024 arrivals (more
-        often if data stay on the host and their rows would exceed 256 MiB). So a burst of rejected commits that ends before
+        bit of the results. Failures are noticed only where a compiled call ends, at least every 1,024 arrivals (more often
+        if data stay on the host and their rows would exceed 256 MiB). So a burst of rejected commits that ends before
         that does not count.
       stops: numbers of commits after which ``callback`` is called, too (by virtual time: see the example below); they change no
         result either, but for such a failure. All compiled calls run one program.
@@ -181,9 +182,8 @@ def simulate(
     check_given(loss_fn, params, model_state)
     check_trace(trace)
     callback_every = renamed_chunk_size(callback_every, chunk_size)
-    callback_every = (
-        None if callback is callback_every is None else every_of("callback_every", callback_every, len(trace))
-    )
+    if callback is not None or callback_every is not None:
+        callback_every = every_of("callback_every", callback_every, len(trace))
     evaluations = state.evaluations if isinstance(state, Result) else {}
     evaluation = Evaluation(evaluate, evaluate_every, len(trace), evaluations)
     check_callback(callback)

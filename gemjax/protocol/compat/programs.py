@@ -17,7 +17,7 @@ from gemjax.protocol.compat import SETTINGS
 
 PyTree = Any
 KEPT = 8  # The newest values of each kind that are kept.
-# What the text of a program does not tell: functions of Python, and constants that JAX passes as arguments.
+# Parts of a program that its text does not show: functions of Python, and constants that JAX passes as arguments.
 UNTOLD = re.compile(r"custom_call @\w*callback|stablehlo\.(send|recv)\b|\bjax\.const\b")
 
 
@@ -62,8 +62,8 @@ def has_hash(value: Any) -> bool:
 class Same:
     """A key that is equal only for the same object, whatever its ``==`` says; it keeps the object alive.
 
-    A bound method is the same if its object and function are; a tuple, and a frozen dataclass of gemjax, if the parts are that
-    it compares.
+    Two bound methods are the same if object and function are; two tuples or frozen gemjax dataclasses if all compared parts
+    are.
 
     >>> fn = lambda x: x
     >>> Same((fn, 3)) == Same((fn, 3)), Same((fn, 3)) == Same((fn, 3.0)), Same([]) == Same([])
