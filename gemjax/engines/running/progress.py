@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 EVERY = 0.2  # Seconds between two updates.
 
@@ -15,16 +15,12 @@ class ProgressLine:
     Args:
       shown: the argument ``progress`` of an engine; if it is false, nothing is printed.
       total: commits of the whole run.
-      stream: a text file, default standard error.
-      clock: function that returns the time in seconds.
     """
 
-    def __init__(
-        self, shown: Any, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.perf_counter
-    ):  # fmt: skip
-        self._shown, self._total, self._stream, self._clock = bool(shown), total, stream or sys.stderr, clock
-        self._updates = self._shown and self._stream.isatty()
-        self._first, self._commits, self._began, self._at = 0, 0, clock(), -math.inf
+    def __init__(self, shown: Any, total: int):
+        self._shown, self._total = bool(shown), total
+        self._updates = self._shown and sys.stderr.isatty()
+        self._first, self._commits, self._began, self._at = 0, 0, time.perf_counter(), -math.inf
         self._width = 0
 
     def begin(self) -> None:
@@ -33,12 +29,12 @@ class ProgressLine:
 
     def start(self, commits: int) -> None:
         """Start the clock: the run has made so many commits before."""
-        self._first, self._commits, self._began = commits, commits, self._clock()
+        self._first, self._commits, self._began = commits, commits, time.perf_counter()
 
     def update(self, commits: int, loss: Callable[[], float]) -> None:
         """Show the commits made so far and a recent loss, if the line is due."""
         self._commits = commits
-        if self._updates and self._clock() >= self._at + EVERY:
+        if self._updates and time.perf_counter() >= self._at + EVERY:
             self._say(self._described(loss))
 
     def end(self, commits: int, loss: Callable[[], float]) -> None:
@@ -46,10 +42,10 @@ class ProgressLine:
         if self._shown:
             self._commits = commits
             self._say(self._described(loss), always=True)
-            print(file=self._stream, flush=True)
+            print(file=sys.stderr, flush=True)
 
     def _described(self, loss: Callable[[], float]) -> str:
-        seconds, made = self._clock() - self._began, self._commits - self._first
+        seconds, made = time.perf_counter() - self._began, self._commits - self._first
         rate = made / seconds if seconds > 0 else 0.0
         parts = [
             f"{self._commits:,}/{self._total:,} commits",
@@ -62,6 +58,6 @@ class ProgressLine:
     def _say(self, text: str, *, always: bool = False) -> None:
         if not (self._updates or always):
             return
-        self._at = self._clock()
-        print(f"{chr(13) if self._updates else ''}{text:<{self._width}}", end="", file=self._stream, flush=True)
+        self._at = time.perf_counter()
+        print(f"{chr(13) if self._updates else ''}{text:<{self._width}}", end="", file=sys.stderr, flush=True)
         self._width = len(text)
