@@ -205,13 +205,10 @@ def _make_missing(
 
 def _lacking(runs: Sequence[Run], asked: Reproduce) -> str:
     """Return a line on missing data of `runs`; empty if there are none."""
-    from train.task.data import (
-        load as data,
-    )  # Imported late: it imports TFDS, which a lookup of finished runs does not need.
+    from train.task.data.load import lacking  # It imports TFDS, which a look at finished runs does not need.
 
-    names = dict.fromkeys(run.config.dataset for run in runs)
-    said = (data.missing(name, data_dir=asked.data_dir, manual_dir=asked.manual_dir) for name in names)
-    return in_flags(" ".join(filter(None, said)))
+    names = [run.config.dataset for run in runs]
+    return in_flags(lacking(names, data_dir=asked.data_dir, manual_dir=asked.manual_dir))
 
 
 def _make(runs: list[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console) -> None:

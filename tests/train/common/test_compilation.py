@@ -50,21 +50,6 @@ def test_the_second_start_compiles_nothing_that_the_first_one_has(tmp_path):
     assert (int(first[1]), int(second[1]) > 0) == (0, True)
 
 
-@pytest.mark.slow
-def test_a_damaged_entry_is_compiled_again(tmp_path):
-    _starts(tmp_path)
-    entries = [entry for entry in tmp_path.iterdir() if entry.is_file()]
-    assert entries
-    for entry in entries:
-        entry.write_bytes(entry.read_bytes()[:10])
-    program = PROGRAM.replace("folder =", "import warnings; warnings.simplefilter('ignore'); folder =")
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_it_lives_in_the_users_cache_folder(environment, tmp_path):
     environment.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert compilation.use() == tmp_path / "gemjax" / "compilation"
@@ -80,10 +65,6 @@ def test_the_folder_that_jax_was_given_is_left_alone(environment, tmp_path):
 def test_an_empty_setting_of_jax_is_a_choice_too(environment):
     environment.setenv("JAX_COMPILATION_CACHE_DIR", "")
     assert compilation.use() is None
-
-
-def test_the_last_of_several_flags_counts():
-    assert compilation.take_flag(["--compilation-cache=a", "mnist", "--compilation-cache", "b"]) == (["mnist"], "b")
 
 
 def test_it_can_be_switched_off(environment):
@@ -123,14 +104,6 @@ def test_entries_of_jax_are_known_by_name(environment, tmp_path):
     environment.setattr(compilation, "MAX_BYTES", 0)
     compilation.use(tmp_path)
     assert not list(tmp_path.glob("*-cache"))
-
-
-def test_no_home_folder_is_needed(environment, monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(compilation.Path, "home", no_home)
-    assert compilation.use() is None
 
 
 @pytest.mark.parametrize("argv", [["--compilation-cache"], ["--compilation-cache", "--seed", "1"]])

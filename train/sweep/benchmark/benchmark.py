@@ -20,7 +20,7 @@ from train.common.console import RunConsole, say
 from train.common.errors import UsageError
 from train.common.files import check_out, write_picture, write_whole
 from train.config.methods import Method
-from train.config.parsing import in_flags, parse_flags
+from train.config.parsing import parse_flags
 from train.run.folder import RUNS
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
@@ -163,11 +163,14 @@ def run(
         f"{plan.name}: {len(asked.cells)} pairs of a method and a setting, {len(waiting)} unfinished; {budget(plan)}",
     )
     if waiting:
-        _check_data(asked, waiting)
+        from train.task.data.load import lacking  # It imports TFDS, which a look at finished runs does not need.
+
+        machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
+        if said := lacking([plan.tasks[cell.task].dataset for cell in waiting], **machine):
+            raise UsageError(said)
         per_cell, each = plan.budget + len(plan.seeds) * plan.gradients, _runs_per_cell(plan)
         made = [run for cell in waiting for run in plan.made(cell, known)]
         done = len(made), sum(map(costs.gradients, made))
-        machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
         with (
             Processes(asked.processes) as processes,
             GroupProgress(console, "run", each * len(waiting), per_cell * len(waiting), *done) as progress,
@@ -229,17 +232,3 @@ def dry_run(asked: Benchmark, waiting: Sequence[Cell], console: Console) -> None
 
 def _runs_per_cell(plan: Plan) -> int:
     return sum(count for count, _ in plan.rungs) + len(plan.seeds)
-
-
-def _check_data(asked: Benchmark, cells: Sequence[Cell]) -> None:
-    """Check that the data of `cells` can be loaded.
-
-    Raises:
-      UsageError: if not.
-    """
-    from train.task.data import load as data  # It imports TFDS, which a look at finished runs does not need.
-
-    names = dict.fromkeys(asked.whole.tasks[cell.task].dataset for cell in cells)
-    said = (data.missing(name, data_dir=asked.data_dir, manual_dir=asked.manual_dir) for name in names)
-    if lacking := in_flags(" ".join(filter(None, said))):
-        raise UsageError(lacking)

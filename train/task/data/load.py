@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import pkgutil
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,9 +121,10 @@ def load(
     return Dataset(name, train, test, num_classes, *other_sets.mean_and_std(train["image"]))
 
 
-def missing(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
-    """Return the error about original files that :func:`load` would raise for one of `DATASETS`; empty if none."""
-    return prepared.missing(builder(name), _root(data_dir), manual_dir)
+def lacking(names: Iterable[str], *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
+    """Return the errors about original files that :func:`load` would raise for some of `DATASETS`; empty if none."""
+    found = (prepared.missing(builder(name), _root(data_dir), manual_dir) for name in dict.fromkeys(names))
+    return " ".join(filter(None, found))
 
 
 def spec(name: str, *, data_dir: str | None = None) -> Spec:
