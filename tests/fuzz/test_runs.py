@@ -50,7 +50,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def strictly(x64=False, seconds=SECONDS):
+def strictly(x64=False, seconds=SECONDS, is_refusal=is_refusal):
     """Accept refusals, unless something has been appended to the list, and ``RunWarning``; end a run that hangs."""
     begun = []
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from gemjax.engines.result import History, checked_state
-from gemjax.engines.transition import RunState, Transition, copied, first_shapes, first_state
+from gemjax.engines.transition import RunState, Transition, copied, first_shapes, first_state, rows_of_trace
 from gemjax.protocol.trace import Events, Trace
 
 PyTree = Any
@@ -54,7 +54,7 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
     least = int(np.searchsorted(np.cumsum(events.commits), commits)) + 1 if commits else 0
     has_pulled = ~events.commits & (_pulled_at(state)[events.worker] == int(state.commits))
     done = least + int(np.argmin(np.append(has_pulled[least:done], False)))
-    if trace.first(commits) != earlier:
+    if trace.first(commits) != earlier or commits not in rows_of_trace(state):
         raise ValueError(
             f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "
             f"{len(trace)}; give the trace that it ran on, or one that begins with its trace"
