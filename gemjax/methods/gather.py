@@ -47,7 +47,6 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
       ``staleness``.
 
     Raises:
-      TypeError: if ``weight`` is no function.
       ValueError: if ``count`` is not a positive int.
 
     >>> import gemjax, jax.numpy as jnp, optax

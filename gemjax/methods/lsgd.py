@@ -137,8 +137,7 @@ def follow_leader(
 
     Raises:
       ValueError: as :func:`gemjax.lsgd`.
-      TypeError: if ``groups``, ``window`` or ``global_period`` is traced; at a commit, without a loss or outside
-        :func:`gemjax.asynchronous`.
+      TypeError: at a commit, without a loss or outside :func:`gemjax.asynchronous`.
     """
     strength, global_strength = _checked(num_workers, strength, groups, global_strength, global_period, window)
     num_workers = operator.index(num_workers)
@@ -267,9 +266,8 @@ def lsgd(
 
     Raises:
       ValueError: if ``learning_rate`` is negative, a strength is outside [0, 1], a count is below 1, ``groups`` does not
-        divide ``num_workers``, ``global_strength`` is given for one group, or ``anchors`` is no bool; in an engine, without
-        ``local=``.
-      TypeError: if ``groups``, ``window`` or ``global_period`` is traced; at a commit, without a loss.
+        divide ``num_workers``, or ``anchors`` is no bool; in an engine, without ``local=``.
+      TypeError: at a commit, without a loss.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.lsgd(num_workers=2, strength=0.5)

@@ -38,9 +38,6 @@ def scale_by_staleness(
       A stateless transformation that needs the extra argument ``staleness``. It offers the diagnostic ``compensation``, the
       share by which it damps a commit, and multiplies the diagnostic ``learning_rate`` of the chain.
 
-    Raises:
-      TypeError: if ``factor`` is no function; at a commit, if it returns no scalar.
-
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
     >>> updates, _ = tx.update(jnp.ones(1), tx.init(None), staleness=jnp.int32(3))
@@ -77,9 +74,6 @@ class StalenessSchedule:
       value: a float or a schedule over commits of the central variable.
       factor: maps the staleness (int32 scalar, commits since the pull) to a float scalar that ``value`` is multiplied by.
         Default: 1/max(1, staleness).
-
-    Raises:
-      TypeError: if it is used without ``optax.inject_hyperparams``.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> adam = optax.inject_hyperparams(optax.adam)(learning_rate=gemjax.StalenessSchedule(0.5))

@@ -15,11 +15,6 @@ Place = jax.Device | tuple[jax.Device, ...]
 AXIS = "shard"
 
 
-def is_device(value: Any) -> bool:
-    """Return True for a JAX device."""
-    return hasattr(value, "platform") and not isinstance(value, jax.Array)
-
-
 def devices_of(place: Place) -> tuple[jax.Device, ...]:
     """Return the devices of a place."""
     return place if isinstance(place, tuple) else (place,)
