@@ -13,7 +13,7 @@ from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.checks import count_rows
 from gemjax.batches.rows import Epochs, check_plain
 from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, each
-from gemjax.protocol.checks import check_range, integer
+from gemjax.protocol.checks import check_range, fits, integer
 
 PyTree = Any
 
@@ -195,7 +195,7 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
         arrays.append(jax.tree.map(np.asarray, row))
         _check_alike(number, arrays[-1], numbers[0], arrays[0])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
-    for path, leaf in jax.tree.leaves_with_path(stacked):
+    for path, leaf in jax.tree.leaves_with_path(stacked) if not all(map(fits, jax.tree.leaves(stacked))) else ():
         check_range(f"a row of the source: {jax.tree_util.keystr(path) or 'it'}", leaf, RowsError)
     return stacked
 

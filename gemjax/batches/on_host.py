@@ -8,7 +8,7 @@ import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.rows import check_plain
-from gemjax.protocol.checks import check_range
+from gemjax.protocol.checks import check_range, fits
 
 PyTree = Any
 
@@ -56,7 +56,7 @@ class OnHost(Wrapper):
         """Return the selected rows in order, and their indices among them."""
         # The device then takes rows by index, as from whole data: the same program, which rounds in the same way.
         rows = jax.tree.map(lambda leaf: _rows_of(np.asarray(leaf), selection.ravel()), self.batches.data)
-        for path, leaf in jax.tree.leaves_with_path(rows):
+        for path, leaf in jax.tree.leaves_with_path(rows) if not all(map(fits, jax.tree.leaves(rows))) else ():
             check_range(f"data{jax.tree_util.keystr(path)}", leaf, RowsError)
         return rows, np.arange(selection.size, dtype=np.int32).reshape(selection.shape)
 
