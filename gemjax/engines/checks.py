@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from gemjax.protocol.checks import integer, with_extra_args
-from gemjax.protocol.compat.programs import Kept, Program, Same, kind_of, settings
+from gemjax.protocol.compat.programs import Kept, Program
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import is_asynchronous, needs_local_steps, needs_rounds
@@ -169,7 +169,7 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
         return None if observer.several else observer.seen.get("learning_rate")
 
     # Compiled, so that nothing but the rate is computed.
-    program = _RATES.get((Same(tx), kind_of(params), settings()), lambda: Program(rate))
+    program = _RATES.get(tx, lambda: Program(rate), params)
     try:
         found = program()
     except (

@@ -15,7 +15,7 @@ from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
 from gemjax.protocol.checks import check_alike, check_bool, check_method, kept, with_extra_args
-from gemjax.protocol.compat.programs import Kept, Program, Same, has_hash, kind_of, settings
+from gemjax.protocol.compat.programs import Kept, Program, has_hash
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import StalenessState, counting_refusals, is_wrapper, nodes, refused
 from gemjax.protocol.slots import Slots
@@ -135,7 +135,7 @@ class Transition(WorkerStep):
         """
         if is_traced(params):
             return self._bound(params)
-        return BOUND.get((Same(self), kind_of(params), settings()), lambda: self._bound(params))
+        return BOUND.get(self, lambda: self._bound(params), params)
 
     def _bound(self, params: PyTree) -> "Transition":
         check_method("tx", self.tx)
@@ -403,7 +403,7 @@ def first_state(transition: Transition, params: PyTree, model_state: PyTree = ()
     places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((params, model_state))]
     if all(place is None or len(place.device_set) == 1 for place in places):  # Others decide where the state is.
         try:
-            return _PROGRAMS.get((Same(transition), settings()), lambda: Program(begin))(params, model_state)
+            return _PROGRAMS.get(transition, lambda: Program(begin))(params, model_state)
         except jax.errors.JAXTypeError:  # An `init` that cannot be traced.
             pass
     return begin(params, model_state)
@@ -411,9 +411,8 @@ def first_state(transition: Transition, params: PyTree, model_state: PyTree = ()
 
 def first_shapes(transition: Transition, params: PyTree, model_state: PyTree = ()) -> RunState:
     """Return the shapes and dtypes of :func:`first_state`; they are found once for the same transition."""
-    key = Same(transition), kind_of((params, model_state)), settings()
     shapes = lambda: jax.eval_shape(lambda tree: tree, shapes_of(transition.init, params, model_state))
-    return _SHAPES.get(key, shapes)
+    return _SHAPES.get(transition, shapes, (params, model_state))
 
 
 def copied(leaf: jax.Array) -> jax.Array:

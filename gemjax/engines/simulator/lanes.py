@@ -11,7 +11,7 @@ import numpy as np
 from gemjax.engines.memory import default_device
 from gemjax.engines.result import as_column
 from gemjax.engines.transition import RunState
-from gemjax.protocol.compat.programs import Kept, Program, Same, settings
+from gemjax.protocol.compat.programs import Kept, Program
 
 PyTree = Any
 PROGRAMS = Kept()
@@ -54,7 +54,7 @@ def in_one_batch(
 def _programs(begin: Callable, step: Callable, same: tuple) -> tuple[Program, Program]:
     """Return the programs of the first state and of a chunk, in which the state is the second argument and donated."""
     make = lambda: (Program(begin), Program(step, donate_argnums=1))
-    return PROGRAMS.get((Same(same), settings()), make)
+    return PROGRAMS.get(same, make)
 
 
 def _stack(each: Sequence[Any]) -> jax.Array:

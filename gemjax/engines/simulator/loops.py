@@ -17,7 +17,7 @@ from gemjax.batches.local import LocalBatches
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.checks import check_positive_int
-from gemjax.protocol.compat.programs import Kept, Program, Same, settings
+from gemjax.protocol.compat.programs import Kept, Program
 from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any
@@ -147,7 +147,7 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
         return loop(own, traced, chunk_size, window, with_pulls=with_pulls)(state, data, *columns)
 
     same = dataclasses.replace(transition, seed=0), traced, chunk_size, window, with_pulls
-    return PROGRAMS.get((Same(same), settings()), lambda: Program(run_chunk, donate_argnums=1))
+    return PROGRAMS.get(same, lambda: Program(run_chunk, donate_argnums=1))
 
 
 def loop(transition: Transition, batches: Any, chunk_size: int, window: int, *, with_pulls: bool) -> Callable:

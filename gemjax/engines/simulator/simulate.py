@@ -49,7 +49,7 @@ from gemjax.engines.simulator.continuing import begin, rows_of
 from gemjax.engines.simulator.loops import compiled, in_chunks, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition, first_shapes
 from gemjax.protocol.checks import integer
-from gemjax.protocol.compat.programs import Kept, Same, kind_of, settings
+from gemjax.protocol.compat.programs import Kept
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, check_trace, draws_after
@@ -327,9 +327,8 @@ def _apart(tree: PyTree) -> PyTree:
 
 def _is_faithful(transition: Transition, batches: Any, events: Events, state: RunState) -> bool:
     """Return True if gradients in a window are those one by one; it is found once for the same objects."""
-    same, kinds = Same((transition, batches._traced())), kind_of((state, batches.data))
     found = lambda: vmap.is_faithful(lambda _: transition, None, batches, events, state, commits=False)
-    return FAITHFUL.get((same, kinds, settings()), found)
+    return FAITHFUL.get((transition, batches._traced()), found, (state, batches.data))
 
 
 def _default_window() -> int:

@@ -23,7 +23,7 @@ from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_fa
 from gemjax.engines.simulator.loops import in_chunks, loop, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import check_bool, check_positive_int
-from gemjax.protocol.compat.programs import Kept, Same, kind_of, settings
+from gemjax.protocol.compat.programs import Kept
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, draws_after
@@ -192,8 +192,8 @@ def sweep(
     runs = len(lanes)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     same = make, names, loss_fn, num_workers, observed, average_model_state, local, size
-    kinds = Same(same), kind_of((starts[0], model_state)), settings()
-    of_one = SHAPES.get(kinds, lambda: jax.eval_shape(begin, lanes[0], starts[0], model_state))
+    arrays = starts[0], model_state
+    of_one = SHAPES.get(same, lambda: jax.eval_shape(begin, lanes[0], *arrays), arrays)
     needed = {name: runs * size for name, size in bytes_of(of_one).items()}
     if steps is not None:
         for _, values in lanes:
@@ -229,10 +229,11 @@ def sweep(
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
     if batched and cuts:
-        make_one = lambda lane: transition(lane, starts[0], model_state)
+        make_one = lambda lane: transition(lane, *arrays)
         batched = FAITHFUL.get(
-            (*kinds, Same(traced), kind_of(data[0].data)),
+            (same, traced),
             lambda: vmap.is_faithful(make_one, lanes[0], data[0], events[0], of_one, commits=True),
+            (arrays, data[0].data),
         )
     compiled: Callable = in_one_batch if batched else one_by_one
     state, run_chunk = compiled(begin, step, lanes, starts, model_state, (same, traced, width, bool(with_pulls)))

@@ -22,7 +22,7 @@ UNTOLD = re.compile(r"custom_call @\w*callback|stablehlo\.(send|recv)\b|\bjax\.c
 
 
 class Kept:
-    """The newest values by key.
+    """The newest values by the objects that they are made of.
 
     >>> kept = Kept(most=2)
     >>> [kept.get(key, lambda: made) for made, key in enumerate("abacab")]
@@ -33,8 +33,12 @@ class Kept:
         self._most, self._lock = most, threading.Lock()
         self._values: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value of ``key``; make it if it is not kept. A key without a hash is never found."""
+    def get(self, same: Any, make: Callable[[], Any], like: PyTree = ()) -> Any:
+        """Return the value of ``same`` and of the kinds of arrays in ``like``; make it if it is not kept.
+
+        Values that were made under other settings of JAX are others. Kinds without a hash are never found.
+        """
+        key = Same(same), kind_of(like), settings()
         if not has_hash(key):
             return make()
         with self._lock:

@@ -15,7 +15,7 @@ from gemjax.engines.devices.hardware.packing import Packed, Packer, numbers_of, 
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
-from gemjax.protocol.compat.programs import Kept, Program, Same, kind_of, settings
+from gemjax.protocol.compat.programs import Kept, Program
 from gemjax.protocol.slots import Slots
 
 PyTree = Any
@@ -150,7 +150,7 @@ class Central:
         self.place, self.num_workers = place, transition.num_workers
         same = transition, place, view, gradient, keeps_local, lend
         made = lambda: CommitPrograms(transition, state, place, view, gradient, keeps_local, lend)
-        self.programs = programs = PROGRAMS.get((Same(same), kind_of(state), settings()), made)
+        self.programs = programs = PROGRAMS.get(same, made, state)
         # Compiled programs return new arrays, so commits, which donate theirs, leave those of the caller alone.
         self.shared = programs.pack_shared(self.bring(slots.split(state)[2]))
         # One worker at a time, so that no two copies of the slots exist.

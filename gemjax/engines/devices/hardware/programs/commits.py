@@ -18,7 +18,7 @@ from gemjax.engines.memory import here
 from gemjax.engines.result import RunFailedError, with_numbers, without_numbers
 from gemjax.engines.transition import RunState, Transition, View
 from gemjax.protocol import slots
-from gemjax.protocol.compat.programs import Kept, Program, Same, kind_of, settings
+from gemjax.protocol.compat.programs import Kept, Program
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.trace import Draws
 
@@ -79,8 +79,9 @@ class CentralPrograms(abc.ABC):
             )
         )
         views = self.packers.views
-        settle = lambda: Program(functools.partial(_settle, views))
-        self._settle: Any = SETTLE.get((Same(views), settings()), settle)
+        self._settle: Any = self.once(
+            f"settle of {self.largest_packed} bytes", lambda: Program(functools.partial(_settle, views))
+        )
         self.central = self._make_central(transition, state)
         self.reported = self.central.reported
         self._views: list[Any] = [self.send(worker, view) for worker, view in enumerate(self.central.first_views())]
@@ -281,13 +282,13 @@ class CentralPrograms(abc.ABC):
 
 # Compiled, because each eager copy of a leaf takes some microseconds.
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-KNOWN, SETTLE = Kept(), Kept()
+KNOWN = Kept()
 
 
 def _known(transition: Transition, batches: Any, placement: Any, given: PyTree) -> dict[str, Any]:
     """Return what is known of a run with the same functions on the same devices, whose arrays have the kinds of ``given``."""
     same = transition, batches._traced(), tuple(placement.workers), placement.central
-    return KNOWN.get((Same(same), kind_of(given), settings()), dict)
+    return KNOWN.get(same, dict, given)
 
 
 def _settle(views, packed, local, moved):
