@@ -181,7 +181,7 @@ def test_a_checkpoint_holds_the_local_optimizers(tmp_path):
         others = (LocalSteps(optax.sgd(0.05), PERIODS), LocalSteps(optax.adam(0.05), PERIODS))
         for other in others:
             other = gemjax.initial_state(DOWNPOUR, problem().params, local=other, **options)
-            with pytest.raises(ValueError, match="another method, schedule, model or number of workers"):
+            with pytest.raises(ValueError, match="another method, schedule, model"):
                 checkpoints.load(other)
     assert recorded == half.trace
     assert_same_bits(state, half.state)
