@@ -130,8 +130,8 @@ def _lock_step(s: Summary) -> Finding:
         passed,
         f"Workers pulled {'each on its own' if passed else 'together'}: {s.versions:.2f} versions of the central variable were "
         f"read per commit (in lock step, where all wait for the slowest, it is {1 / s.num_workers:.2f}).",
-        "remove the barrier: dispatch a worker as soon as its own commit is made. A quorum is a barrier, too, if its grace "
-        "is much longer than a gradient (`--quorum`, `--grace`).",
+        "remove the barrier, unless the method is defined in rounds, as `diloco` is: dispatch a worker as soon as its own "
+        "commit is made. A quorum is a barrier, too, if its grace is much longer than a gradient (`--quorum`, `--grace`).",
         decisive=True,
     )
 

@@ -157,11 +157,7 @@ class Interrupt(threading.Event):
             self.__exit__()
             if self.go_on:
                 _write(f"\ngo on with: {self.go_on}\n")
-            try:
-                signal.raise_signal(number)
-            except BaseException as stop:
-                vars(stop)["at_once"] = True  # An engine would wait for its commits first.
-                raise
+            signal.raise_signal(number)
             return
         self.number = number
         self.set()

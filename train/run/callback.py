@@ -226,7 +226,7 @@ class RunCallback:
             with contextlib.suppress(Exception):
                 reason = in_words(error) if isinstance(error, OSError) else str(error)
                 if not isinstance(error, CheckpointWriteError):
-                    reason += f"; {self.folder.saved.newest()}"
+                    reason += f"; {self.folder.saved.newest(self.checkpoints)}"
                 say(self.console, f"the commits before the error could not be saved: {reason}")
         else:
             refused = len(trace) - int(state.commits)  # A simulation counts them, too.

@@ -16,7 +16,7 @@ from train.task.methods import make_method
 from train.task.task import make_task
 
 ROOT = Path(__file__).parents[3]
-UNFINISHED = re.compile(r"\d+\..*tmp")  # Folder that Orbax writes to before a checkpoint gets its name.
+UNFINISHED = re.compile(r"\d+\.unfinished-")  # Folder of a checkpoint before it gets its name.
 MOMENTS = ("any", "records", "checkpoint")
 
 

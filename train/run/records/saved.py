@@ -24,10 +24,10 @@ class Saved:
         """Commits of the newest checkpoint; `None` if there is none."""
         return self.open(read_only=True).latest
 
-    def newest(self) -> str:
-        """Say of how many commits the newest checkpoint is."""
+    def newest(self, opened: Checkpoints | None = None) -> str:
+        """Say of how many commits the newest checkpoint is; `opened` may still write it."""
         try:
-            found = self.latest
+            found = (opened or self.open(read_only=True)).latest
         except (CheckpointError, OSError) as error:
             return str(error)
         return "there is no checkpoint" if found is None else f"the newest checkpoint is of {found} commits"
