@@ -24,6 +24,7 @@ from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.result import check_valid
+from gemjax.engines.running.interrupts import Held
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_bool, check_path, check_positive_int, integer
 from gemjax.protocol.trace import Trace
@@ -125,7 +126,8 @@ class Checkpoints:
             )
         unfinished = folder.unfinished(self.folder, len(trace))
         kept, arrays = parts.keep(owners, unfinished), {STATE: own} | ({TRACE: columns} if columns else {})
-        self._writing = in_background(functools.partial(self._write, unfinished, arrays, custom_metadata, kept))
+        with Held():  # Ctrl-C in between would lose sight of the write.
+            self._writing = in_background(functools.partial(self._write, unfinished, arrays, custom_metadata, kept))
         if wait:
             self.wait()
 

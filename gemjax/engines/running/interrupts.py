@@ -59,6 +59,11 @@ class Held:
         if self._raised is not None:
             raise self._raised
 
+    def hold(self, error: BaseException) -> None:
+        """Hold back an exception that came out of :meth:`open`, if a handler raised it."""
+        if error is self._raised:
+            self._stop = error
+
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """Let handlers raise anywhere inside, where no commit is under way."""

@@ -274,7 +274,15 @@ def simulate(
                     window = 1
             run_chunk = compiled(transition, batches, width, window, not events.commits.all())
             run_chunk = functools.partial(run_chunk, np.int64(seed))
-            prepared = functools.partial(prepare, batches, events, width, window)
+
+            def prepared(cut: tuple[int, int]) -> tuple:
+                try:
+                    with held.open():
+                        return prepare(batches, events, width, window, cut)
+                except BaseException as error:
+                    held.hold(error)  # For the chunk in progress, after which none may follow.
+                    raise
+
             line.begin()
             line.start(begun)
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):

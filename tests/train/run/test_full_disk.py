@@ -131,7 +131,7 @@ def test_a_run_whose_event_log_finds_the_disk_full_can_be_resumed(tiny, monkeypa
     def full(self, event, time, **fields):
         remaining[0] -= 1
         if remaining[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/events.jsonl")
         write(self, event, time, **fields)
 
     with monkeypatch.context() as patched:
