@@ -274,7 +274,7 @@ class RunCallback:
     def record(self, commits: int, at: float, loss: float, accuracy: float) -> None:
         """Record an evaluation, with means over the commits since the one before."""
         self.last = commits, loss, accuracy
-        self.line.accuracy = accuracy
+        self.line.evaluated = commits, accuracy
         self.scalars.write(commits, {"test/loss": loss, "test/accuracy": accuracy})
         taken = self.means.take(commits)
         self._evaluated_at = max(self._evaluated_at, at)

@@ -58,7 +58,7 @@ class ProgressLine(Display):
         clock: Callable[[], float] = time.perf_counter,
     ):  # fmt: skip
         self.console, self.total, self.done, self.clock = console, total, done, clock
-        self.accuracy = float("nan")
+        self.evaluated: tuple[int, float] | None = None  # Commits and accuracy of the newest evaluation.
         self._began: float | None = None  # Time from which the rate counts, and the number of commits before it.
         self._begun_at = self._line_at = done
         self._applied = 0  # Commits since `_began`, without those that were rejected or dropped.
@@ -148,7 +148,9 @@ class ProgressLine(Display):
         losses = history["loss"][history["applied"]]
         parts = [f"loss {np.mean(losses):.4f}" if len(losses) else "no commit applied"]
         parts += [f"staleness p50 {p50:.0f} p95 {p95:.0f}"]
-        parts += [f"test accuracy {100 * self.accuracy:.2f} %"] if self.accuracy >= 0 else []
+        if self.evaluated is not None:
+            at, accuracy = self.evaluated
+            parts += [f"test accuracy {100 * accuracy:.2f} %" + (f" at {at:,}" if at < self.done else "")]
         parts += [f"rejected {rejected}"] if rejected else []
         return "  ".join(parts)
 

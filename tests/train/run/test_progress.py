@@ -120,11 +120,11 @@ def test_what_is_not_known_is_not_shown():
     console = Console(file=io.StringIO(), width=200)
     line = ProgressLine(console, total=2)
     line.update(1, 2, history([0, 1], [1.0, 2.0], applied=[False, False]))
-    line.accuracy = 0.5
+    line.evaluated = 1, 0.5
     line.update(2, 2, history([0], [3.0]))
     first, second = console.file.getvalue().splitlines()
     assert first.endswith("no commit applied  staleness p50 1 p95 1  rejected 2")
-    assert second.endswith("loss 0.5000  staleness p50 1 p95 1  test accuracy 50.00 %  rejected 2")
+    assert second.endswith("loss 0.5000  staleness p50 1 p95 1  test accuracy 50.00 % at 1  rejected 2")
 
 
 def test_plain_lines_come_each_minute_when_commits_are_slow():
