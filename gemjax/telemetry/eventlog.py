@@ -42,10 +42,10 @@ class EventLog:
     worker. ``commit``, ``reject`` (not finite) and ``drop`` (refused by the method) add worker, step, ``pulled_at`` (the
     version that was read), ``draw`` (see :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and the requested
     diagnostics. ``fault`` adds worker, step and ``error``; ``interrupt`` (the gradient of a worker that was called back is
-    dropped) worker and step; ``retire`` (the worker kept raising) and ``end`` (it has made its commits) the worker; ``pause``
-    the ``seconds`` of a callback; ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a
-    view and of a gradient, a ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was
-    lost.
+    dropped) worker and step; ``retire`` (the worker kept raising) worker, step and its last ``error``; ``hang`` (it is silent)
+    worker and step; ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` of a callback;
+    ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view and of a gradient, a
+    ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was lost.
 
     One run at a time writes to a file, whatever the number of objects, threads and processes that have opened it.
 

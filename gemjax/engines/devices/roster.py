@@ -319,7 +319,7 @@ class Roster:
         self._record("fault", worker, error)
         if self._faults[worker] > self.policy.retries:
             self._give_up(worker, self.retired, f"worker {worker} at its step {self.steps[worker]}: {error!r}", error)
-            self._record("retire", worker)
+            self._record("retire", worker, error)
         else:
             self.pulled_at[worker] = -1  # It has no view until it pulls.
             self._put(worker, self.pulling)
@@ -340,7 +340,7 @@ class Roster:
                 f"worker {worker}, lost {self._losses[worker]} times at step {step}: {error!r}",
                 error,
             )
-            self._record("retire", worker)
+            self._record("retire", worker, error)
         else:
             self._put_outside(worker, self.lost)
             self._record("leave", worker, error)

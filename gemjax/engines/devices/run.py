@@ -114,10 +114,10 @@ def run_on_devices(
     Warns:
       RunWarning: if the central variable shares a device with a worker without need; if there are several devices, but ``tx``
         is for one worker and neither ``num_workers`` nor ``placement`` is given; if more than ``num_commits`` have been
-        made; if two learning rates multiply, as in :func:`gemjax.simulate`; if nothing has happened for a minute, with the
-        workers that the run waits for (it goes on waiting); at the end, if the run has diverged, as in
-        :func:`gemjax.simulate`, or a method that is defined in rounds had some without all workers. Once each, by Python's
-        default.
+        made; if two learning rates multiply, as in :func:`gemjax.simulate`; if a worker is given up; if nothing has
+        happened for a minute, with the workers that the run waits for (it goes on waiting); at the end, if the run has
+        diverged, as in :func:`gemjax.simulate`, or a method that is defined in rounds had some without all workers. Once each,
+        by Python's default.
 
     Raises:
       TypeError: if an argument is of the wrong type, such as a method that is not called.

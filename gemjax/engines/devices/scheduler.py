@@ -166,6 +166,12 @@ class Scheduler:
                 case Record(event, worker, step, error):
                     fields = {} if error is None else {"error": repr(error)[:500]}
                     self.history.event(event, self.history.now(), worker=worker, step=step, **fields)
+                    if event in ("retire", "hang"):
+                        why = "has been silent" if error is None else f"raised {error!r}"
+                        warnings.warn(
+                            f"worker {worker} was given up at its step {step}, because it {why}; the run goes on without it",
+                            RunWarning, stacklevel=2,
+                        )  # fmt: skip
                 case None:
                     return
 

@@ -79,7 +79,10 @@ def test_a_worker_that_raises_pulls_again(x64):
 def test_a_worker_that_keeps_raising_is_retired(tmp_path):
     with Faults().fail(1, 2, times=99) as faults, NotedLog(tmp_path / "log") as log:
         retired = lambda worker, step: worker == 1 and ("retire", 1) in log.noted
-        result = run(gate=Abreast(4, faults, retired), num_commits=60, log=log)
+        with pytest.warns(
+            gemjax.RunWarning, match="worker 1 was given up at its step 2, because it raised InjectedFault"
+        ):
+            result = run(gate=Abreast(4, faults, retired), num_commits=60, log=log)
     assert len(faults.injected) == 3
     assert [event["worker"] for event in events(tmp_path / "log", "retire")] == [1]
     assert (result.trace.worker == 1).sum() == 2
