@@ -146,16 +146,13 @@ class RunFolder:
         Raises:
           RecordError: if they cannot be read.
         """
-        try:
-            return json.loads(self.summary.read_bytes())
-        except ValueError as error:
-            raise RecordError(f"{self.summary} cannot be read ({error}); delete it to go on") from error
+        return _read(self.summary)
 
     def read_replay(self) -> tuple[str, int] | None:
         """Return the verdict of the last replay and the commits that it replayed; `None` if there was no replay."""
         if not self.replay.exists():
             return None
-        found = json.loads(self.replay.read_bytes())
+        found = _read(self.replay)
         return found["verdict"], found["pieces"][-1]["end"]
 
     def save_checkpoint(
@@ -253,3 +250,10 @@ class RunFolder:
             return read_metrics(self.metrics)
         except ValueError as error:
             raise RecordError(str(error)) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RecordError(f"{path} cannot be read ({error}); delete it to go on") from error

@@ -31,7 +31,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(make):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "callback_every", [1, 7, 1000, 10**12]
+    "callback_every", [1, 7, 1000, 2**31 - 1]
 )  # The last: all in one call, and no room for more than that.
 def test_the_chunk_size_changes_no_bit(callback_every):
     whole, chunked = run(MLP, gem, LATE), run(MLP, gem, LATE, callback_every=callback_every)
