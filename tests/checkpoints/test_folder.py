@@ -142,8 +142,6 @@ def test_a_file_system_without_locks_has_checkpoints(tmp_path, monkeypatch, erro
 
 
 @pytest.mark.slow
-# A read that has failed, because its checkpoint was removed, leaves a task of Orbax that was never begun.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 def test_one_thread_loads_while_another_saves(tmp_path):
     saved, loaded, state = threading.Event(), [], like()
 
