@@ -95,11 +95,11 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
         named = str(error).startswith(str(folder.events))
         raise ValueError(str(error) if named else f"{folder.events}: {error}") from error
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
-    pictures = draw(run, summary, metrics, folder.path / "figures")
-    write_whole(folder.timeline, chrome_trace_text(_newest(run)))
     if folder.summary.exists():
         folder.read_summary()  # Before anything is written.
     replayed = folder.read_replay()
+    pictures = draw(run, summary, metrics, folder.path / "figures")
+    write_whole(folder.timeline, chrome_trace_text(_newest(run)))
     write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, replayed, pictures))
     return summary, verdict
 
