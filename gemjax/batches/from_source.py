@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,18 +16,6 @@ from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, each
 from gemjax.protocol.checks import check_range, fits, integer
 
 PyTree = Any
-
-
-class RandomAccess(Protocol):
-    """An object that rows are read from: a data source of TFDS or Grain, a map-style dataset of PyTorch, or your own.
-
-    If it also has ``__getitems__(numbers) -> rows``, that reads a whole batch at a time.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> PyTree:
-        """Return a row: a pytree of arrays and numbers, of the same structure, shapes and dtypes for all rows."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -72,17 +72,6 @@ class Writer(NamedTuple):
             ocp.save_checkpointables(self.path, {STATE: dict(arrays)})
 
 
-def without_owned(tree: Any) -> Any:
-    """Return ``tree`` with ``None`` in place of arrays of other processes, and with those of files brought here."""
-
-    def here(leaf):
-        if not isinstance(leaf, Elsewhere):
-            return leaf
-        return leaf.read() if leaf.owner is None else None
-
-    return jax.tree.map(here, tree)
-
-
 class InFile(Elsewhere):
     """An array in a checkpoint; picklable.
 

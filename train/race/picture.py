@@ -59,7 +59,8 @@ def _draw_losses(axes: Axes, found: Mapping[str, Any]) -> None:
         handles += axes.plot([], [], label=f"{label(name, found['workers'])}: {words}", **marked)
     if target is not None:
         axes.axhline(target, color=style.QUIET, ls=":", lw=1, zorder=1)
-        axes.set_ylim(bottom=0.6 * target)
+        least = min(loss for _, lap in laps for loss in lap["losses"] if loss is not None)
+        axes.set_ylim(bottom=0.9 * min(least, target))
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(FuncFormatter(_two_and_five))

@@ -181,7 +181,8 @@ def _contestant(name: str, lap: Lap, race: Race, target: float | None, window: f
 
 def table(found: Mapping[str, Any]) -> Table:
     """Return the table of a race for the terminal."""
-    heads = ("", "rate", f"to loss {found['target']}", "gradients", f"all {found['gradients']}", "best loss")
+    to = "to the target" if found["target"] is None else f"to loss {found['target']}"
+    heads = ("", "rate", to, "gradients", f"all {found['gradients']}", "best loss")
     shown = Table(*heads, title=picture.delay(found))
     for name, lap in found["contestants"].items():
         seconds = lap["seconds_to_target"]

@@ -95,12 +95,10 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
         named = str(error).startswith(str(folder.events))
         raise ValueError(str(error) if named else f"{folder.events}: {error}") from error
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
-    if folder.summary.exists():
-        folder.read_summary()  # Before anything is written.
-    replayed = folder.read_replay()
+    rate, replayed = speed(folder, summary), folder.read_replay()  # Before anything is written.
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))
-    write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, replayed, pictures))
+    write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, rate, replayed, pictures))
     return summary, verdict
 
 
@@ -173,7 +171,7 @@ def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path
 
 def compose(
     folder: RunFolder, config: Config, run: Timeline, summary: Summary, verdict: Verdict, metrics: figures.Metrics,
-    replayed: tuple[str, int] | None, pictures: list[page.Picture],
+    rate: str, replayed: tuple[str, int] | None, pictures: list[page.Picture],
 ) -> str:  # fmt: skip
     """Compose the page."""
     title = f"{config.dataset}: {config.method}, {config.workers} workers"
@@ -183,7 +181,7 @@ def compose(
     sections = [
         page.heading(title, f"Run {folder.path.name}, {engine}."),
         page.verdict_box(verdict.asynchronous, verdict.headline, findings, _sentences(verdict)),
-        page.numbers(_numbers(folder, run, summary, metrics, replayed)),
+        page.numbers(_numbers(rate, run, summary, metrics, replayed)),
         page.section("Figures", page.figures(pictures)),
         page.section("Faults and losses", *_incidents(run, summary)),
         *([page.section("Hosts", listed)] if (listed := hosts.table(run)) else []),
@@ -207,13 +205,13 @@ def _sentences(verdict: Verdict) -> list[str]:
 
 
 def _numbers(
-    folder: RunFolder, run: Timeline, summary: Summary, metrics: figures.Metrics, replayed: tuple[str, int] | None
+    rate: str, run: Timeline, summary: Summary, metrics: figures.Metrics, replayed: tuple[str, int] | None
 ) -> list[tuple[str, str, str]]:
     loss = run.only("commit")["loss"]
     window = max(1, len(loss) // 50)
     span = duration(summary.span) if run.measured else f"{summary.span:.4g}"
     found = [
-        ("commits", f"{summary.commits:,}", speed(folder, summary)),
+        ("commits", f"{summary.commits:,}", rate),
         ("time", span, f"{duration(summary.paused)} of it in callbacks" if summary.paused else ""),
         ("training loss", f"{loss[-window:].mean():.4g}", f"mean of the last {window}"),
     ]
