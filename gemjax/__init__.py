@@ -32,7 +32,7 @@ True
 Contents:
 
 - Methods: ``gem``, ``asgd``, ``dana_zero``, ``lsgd`` and others; ``asynchronous`` and ``per_worker`` around any optax
-  transformation.
+  transformation; ``rules`` has the parts of methods, for chains and rules of your own.
 - Engines: ``simulate``, ``run_on_devices``, ``run_on_cluster``, ``sweep``.
 - Data: ``Epochs``, ``Shards``, ``Stream``; ``OnHost`` and ``FromSource`` for data that do not fit the device or memory.
 - Workers: ``LocalSteps``, ``place``, ``Policy``, ``Members``; ``arrivals`` for virtual clusters.
@@ -44,8 +44,10 @@ how to choose one and how to add one. ``help`` of a name shows its arguments and
 """
 
 import importlib.metadata
+import warnings
+from typing import Any
 
-from gemjax import arrivals, batches, callbacks, telemetry, testing
+from gemjax import arrivals, batches, callbacks, rules, telemetry, testing
 from gemjax.batches.from_source import FromSource
 from gemjax.batches.functions import BatchesWarning, Computed
 from gemjax.batches.on_host import OnHost
@@ -66,44 +68,39 @@ from gemjax.engines.simulator.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.methods.asgd import asgd
 from gemjax.methods.citation import citation
-from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
-from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
-from gemjax.methods.decoupled_diloco import decoupled_diloco, merge_quorum
+from gemjax.methods.dana import dana_dc, dana_slim, dana_zero
+from gemjax.methods.dc_asgd import dc_asgd
+from gemjax.methods.decoupled_diloco import decoupled_diloco
 from gemjax.methods.delay_adaptive import delay_adaptive
-from gemjax.methods.delayed_nesterov import delay_momentum, delayed_nesterov, dynamic_periods
+from gemjax.methods.delayed_nesterov import delayed_nesterov
 from gemjax.methods.diloco import diloco
-from gemjax.methods.downpour import agn, downpour, scale_by_local_steps
-from gemjax.methods.easgd import average_elastically, eamsgd, easgd
-from gemjax.methods.fedasync import fedasync, mix_with_worker
+from gemjax.methods.downpour import agn, downpour
+from gemjax.methods.easgd import eamsgd, easgd
+from gemjax.methods.fedasync import fedasync
 from gemjax.methods.fedbuff import fedbuff
-from gemjax.methods.fragments import by_fragment
-from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
+from gemjax.methods.gap_aware import dana_ga, gap_aware
 from gemjax.methods.gap_aware_adam import gap_aware_adam
-from gemjax.methods.gather import gather, hinge_weight, polynomial_weight
-from gemjax.methods.gem import gem, match_energy
-from gemjax.methods.heloco import align_with_momentum, heloco
-from gemjax.methods.incremental import aggregate_last, incremental
-from gemjax.methods.lsgd import average_position, follow_leader, lsgd
+from gemjax.methods.gem import gem
+from gemjax.methods.heloco import heloco
+from gemjax.methods.incremental import incremental
+from gemjax.methods.lsgd import lsgd
 from gemjax.methods.lwp import lwp
-from gemjax.methods.malenia import gather_per_worker, malenia
-from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
-from gemjax.methods.momentum_lookahead import discount_momentum, momentum_lookahead
+from gemjax.methods.malenia import malenia
+from gemjax.methods.momentum_asgd import momentum_asgd, nag_asgd
+from gemjax.methods.momentum_lookahead import momentum_lookahead
 from gemjax.methods.multi_asgd import multi_asgd
-from gemjax.methods.one_step_delay import correct_one_step_delay, one_step_delay
-from gemjax.methods.pipeline import async_pipeline, delay_stages, stage_momentum
-from gemjax.methods.rennala import gather_fresh, rennala
-from gemjax.methods.ringleader import ringleader, take_turns
-from gemjax.methods.ringmaster import drop_stale, ringmaster
-from gemjax.methods.samples import weigh_samples
-from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
+from gemjax.methods.one_step_delay import one_step_delay
+from gemjax.methods.pipeline import async_pipeline
+from gemjax.methods.rennala import rennala
+from gemjax.methods.ringleader import ringleader
+from gemjax.methods.ringmaster import ringmaster
+from gemjax.methods.staleness_aware import dynsgd, staleness_aware
 from gemjax.methods.streaming_diloco import streaming_diloco
-from gemjax.methods.yellowfin import tune_momentum, yellowfin
+from gemjax.methods.yellowfin import yellowfin
 from gemjax.protocol import diagnostics
-from gemjax.protocol.hooks import ReadsStaleParams
-from gemjax.protocol.local_steps import LocalSteps, displacements, pull_to_anchors, scale_by_progress
+from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import StalenessState
 from gemjax.protocol.per_worker import per_worker
-from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, pull
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry import eventlog
@@ -135,14 +132,11 @@ __all__ = [
     "Placement",
     "Policy",
     "Progress",
-    "ReadsStaleParams",
     "Result",
     "RunFailedError",
     "RunState",
     "RunWarning",
     "Shards",
-    "Slots",
-    "StalenessSchedule",
     "StalenessState",
     "Stream",
     "Summary",
@@ -150,66 +144,43 @@ __all__ = [
     "Timeline",
     "Trace",
     "Verdict",
-    "aggregate_last",
     "agn",
-    "align_with_momentum",
     "arrivals",
     "asgd",
     "async_pipeline",
     "asynchronous",
-    "average_elastically",
-    "average_position",
     "batches",
-    "by_fragment",
     "callbacks",
     "chrome_trace",
     "citation",
-    "compensate_delay",
-    "correct_one_step_delay",
     "cpu_devices",
     "dana_dc",
     "dana_ga",
-    "dana_momentum",
     "dana_slim",
     "dana_zero",
     "dc_asgd",
     "decoupled_diloco",
     "delay_adaptive",
-    "delay_momentum",
-    "delay_stages",
     "delayed_nesterov",
     "diagnostics",
     "diloco",
-    "discount_momentum",
-    "displacements",
     "downpour",
-    "drop_stale",
-    "dynamic_periods",
     "dynsgd",
     "eamsgd",
     "easgd",
     "eventlog",
     "fedasync",
     "fedbuff",
-    "follow_leader",
     "gap_aware",
     "gap_aware_adam",
-    "gather",
-    "gather_fresh",
-    "gather_per_worker",
     "gem",
     "heloco",
-    "hinge_weight",
     "incremental",
     "initial_state",
-    "look_ahead_momentum",
     "lsgd",
     "lwp",
     "malenia",
-    "match_energy",
     "memory_of",
-    "merge_quorum",
-    "mix_with_worker",
     "momentum_asgd",
     "momentum_lookahead",
     "multi_asgd",
@@ -217,30 +188,36 @@ __all__ = [
     "one_step_delay",
     "per_worker",
     "place",
-    "polynomial_weight",
     "pull",
-    "pull_to_anchors",
     "rennala",
     "ringleader",
     "ringmaster",
+    "rules",
     "run_on_cluster",
     "run_on_devices",
-    "scale_by_gap",
-    "scale_by_local_steps",
-    "scale_by_progress",
-    "scale_by_staleness",
     "simulate",
-    "stage_momentum",
     "staleness_aware",
     "streaming_diloco",
     "summarise",
     "sweep",
-    "take_turns",
     "telemetry",
     "testing",
     "timeline",
-    "tune_momentum",
     "verdict",
-    "weigh_samples",
     "yellowfin",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in rules.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"gemjax.{name} is gemjax.rules.{name} now; the old name goes with the next release",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(rules, name)

@@ -55,7 +55,7 @@ class EarlyStopping:
     >>> target = jnp.array([3.0, -1.0])
     >>> evaluate = lambda params, model_state: {"loss": loss_fn(params, target)}
     >>> stopping = EarlyStopping("loss", patience=2, min_delta=1e-3)
-    >>> result = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, jnp.zeros(2), lambda worker, step: target,
+    >>> result = gemjax.simulate(gemjax.asgd(0.1, num_workers=4), loss_fn, jnp.zeros(2), lambda worker, step: target,
     ...                          gemjax.arrivals.Gamma(4).trace(1000), callback=stopping, evaluate=evaluate)
     >>> result.stopped, stopping.best < 0.01
     (True, True)
@@ -111,7 +111,7 @@ class BestCheckpoint:
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
     >>> target = jnp.array([3.0, -1.0])
     >>> best = BestCheckpoint(tempfile.mkdtemp(), "loss")
-    >>> result = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, jnp.zeros(2), lambda worker, step: target,
+    >>> result = gemjax.simulate(gemjax.asgd(0.1, num_workers=4), loss_fn, jnp.zeros(2), lambda worker, step: target,
     ...                          gemjax.arrivals.Gamma(4).trace(200), callback=best,
     ...                          evaluate=lambda params, model_state: {"loss": loss_fn(params, target)}, evaluate_every=50)
     >>> state, trace, _ = best.load(result.state)

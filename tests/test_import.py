@@ -1,12 +1,27 @@
-"""Import of a checkout that is not installed."""
+"""Names of the package: those that moved, and the import of a checkout that is not installed."""
 
+import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+import gemjax
+
 ROOT = Path(__file__).parents[1]
+PLACES = ("gemjax", "train", "tests", "colab", "README.md", "CONTRIBUTING.md")
+# In gemjax itself before gemjax.rules.
+MOVED = (
+    "ReadsStaleParams", "Slots", "StalenessSchedule", "aggregate_last", "align_with_momentum",
+    "average_elastically", "average_position", "by_fragment", "compensate_delay", "correct_one_step_delay",
+    "dana_momentum", "delay_momentum", "delay_stages", "discount_momentum", "displacements", "drop_stale",
+    "dynamic_periods", "follow_leader", "gather", "gather_fresh", "gather_per_worker", "hinge_weight",
+    "look_ahead_momentum", "match_energy", "merge_quorum", "mix_with_worker", "polynomial_weight",
+    "pull_to_anchors", "scale_by_gap", "scale_by_local_steps", "scale_by_progress", "scale_by_staleness",
+    "stage_momentum", "take_turns", "tune_momentum", "weigh_samples",
+)  # fmt: skip
 
 NOT_INSTALLED = """
 import importlib.metadata
@@ -31,3 +46,28 @@ def test_a_checkout_that_is_not_installed_can_be_imported(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )
     assert (done.stdout, done.stderr) == ("0+unknown 0\n", "")
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_an_old_name_warns_and_is_the_same_object(name):
+    with pytest.warns(DeprecationWarning, match=rf"^gemjax\.{name} is gemjax\.rules\.{name} now"):
+        assert getattr(gemjax, name) is getattr(gemjax.rules, name)
+
+
+def test_no_file_uses_an_old_name():
+    files = [path for place in PLACES for path in [ROOT / place, *(ROOT / place).rglob("*")]]
+    old = re.compile(rf"\bgemjax\.(?:{'|'.join(MOVED)})\b|from gemjax import [^\n]*\b(?:{'|'.join(MOVED)})\b")
+    found = {
+        str(path.relative_to(ROOT)): old.findall(path.read_text(encoding="utf-8"))
+        for path in files
+        if path.suffix in (".py", ".md", ".ipynb")
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_the_package_lists_few_names_and_no_module_of_python():
+    assert len(dir(gemjax)) <= 90
+    modules = [value for name in dir(gemjax) if isinstance(value := getattr(gemjax, name), types.ModuleType)]
+    assert all(module.__name__.startswith("gemjax.") for module in modules)
+    with pytest.raises(AttributeError, match="module 'gemjax' has no attribute 'gen'"):
+        gemjax.gen  # noqa: B018 - access is what is tested.

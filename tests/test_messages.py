@@ -51,12 +51,12 @@ MESSAGES = [
         "the method was made with num_workers=3, but the run has 2 workers; give both the same number",
     ),
     (
-        lambda: run("simulate", tx=optax.chain(gemjax.average_elastically(0.1), asgd())),
+        lambda: run("simulate", tx=optax.chain(gemjax.rules.average_elastically(0.1), asgd())),
         "Position takes part in pulls, but is outside of gemjax.asynchronous, which would call it; put the "
         "whole chain inside of one, gemjax.asynchronous(optax.chain(…), num_workers=N)",
     ),
     (
-        lambda: commit(gemjax.match_energy()),
+        lambda: commit(gemjax.rules.match_energy()),
         "match_energy was called without staleness=. It acts on one worker's commit, so it must be inside "
         "gemjax.asynchronous(optax.chain(…, match_energy(…), …), num_workers=N) and be given params; if it is"
         " inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, "

@@ -13,7 +13,7 @@ LAYERS = {
     "gemjax": (
         ("check",),
         ("__init__",),
-        ("callbacks", "testing"),
+        ("callbacks", "rules", "testing"),
         ("checkpoints",),
         ("engines",),
         ("arrivals", "batches", "methods", "telemetry"),
@@ -31,7 +31,7 @@ LAYERS = {
         ("__init__",),
     ),
 }
-MOST_ENTRIES = 10
+MOST_ENTRIES = 11
 CATALOGUES = ("gemjax/methods", "train/claims/papers", "train/results")
 # Comparisons with programs of others, and random runs of both packages: of these no folder is a part of the library.
 WITHOUT_MIRROR = ("external", "fuzz")

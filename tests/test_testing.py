@@ -131,7 +131,7 @@ def test_the_reference_loop_tells_a_rule_what_engines_tell(local):
         return jax.tree.map(lambda u: -0.1 * factor * u, updates), state
 
     rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
-    tx = gemjax.asynchronous(optax.chain(gemjax.displacements(), rule) if local else rule, 2)
+    tx = gemjax.asynchronous(optax.chain(gemjax.rules.displacements(), rule) if local else rule, 2)
     problem = tx, *quadratic(2), gemjax.arrivals.Gamma(2).trace(6)
     found, expected = run_in_python(*problem, local=local), gemjax.simulate(*problem, local=local).params
     assert_close(found, expected, rtol=1e-5)

@@ -43,7 +43,7 @@ class Batches:
     ...         return jax.lax.dynamic_slice(data, (selection,), (self.length,))
     >>> loss_fn = lambda params, batch: ((params - batch) ** 2).mean()
     >>> trace = gemjax.arrivals.Gamma(4).trace(100)
-    >>> gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, Windows(np.ones(50), length=8), trace).params.round(2)
+    >>> gemjax.simulate(gemjax.asgd(0.1, num_workers=4), loss_fn, 0.0, Windows(np.ones(50), length=8), trace).params.round(2)
     Array(1., dtype=float32)
     """
 

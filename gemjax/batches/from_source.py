@@ -77,9 +77,9 @@ class FromSource(Wrapper):
 
     >>> loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
     >>> trace = gemjax.arrivals.Gamma(4).trace(50)
-    >>> one = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, batches, trace)
+    >>> one = gemjax.simulate(gemjax.asgd(0.1, num_workers=4), loss_fn, 0.0, batches, trace)
     >>> in_memory = gemjax.Epochs({"x": np.arange(10) * 1.5}, batch_size=2)
-    >>> other = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, in_memory, trace)
+    >>> other = gemjax.simulate(gemjax.asgd(0.1, num_workers=4), loss_fn, 0.0, in_memory, trace)
     >>> one.params == other.params
     Array(True, dtype=bool)
     """

@@ -46,7 +46,7 @@ class Computed(Batches):
     ...     return 1.0 + jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, worker), step), (2,))
     >>> loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
     >>> trace = gemjax.arrivals.Gamma(4).trace(200)
-    >>> gemjax.simulate(gemjax.asgd(0.05, 4), loss_fn, jnp.zeros(2), fn, trace).params.round()
+    >>> gemjax.simulate(gemjax.asgd(0.05, num_workers=4), loss_fn, jnp.zeros(2), fn, trace).params.round()
     Array([1., 1.], dtype=float32)
     """
 

@@ -37,8 +37,8 @@ class OnHost(Wrapper):
     >>> epochs = gemjax.Epochs({"x": np.arange(10) * 1.5}, batch_size=2)
     >>> loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
     >>> trace = gemjax.arrivals.Gamma(4).trace(50)
-    >>> one = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, epochs, trace)
-    >>> other = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, OnHost(epochs), trace)
+    >>> one = gemjax.simulate(gemjax.asgd(0.1, num_workers=4), loss_fn, 0.0, epochs, trace)
+    >>> other = gemjax.simulate(gemjax.asgd(0.1, num_workers=4), loss_fn, 0.0, OnHost(epochs), trace)
     >>> one.params == other.params
     Array(True, dtype=bool)
     """

@@ -29,7 +29,7 @@ class Rows(Batches):
     >>> import gemjax
     >>> loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
     >>> trace = gemjax.arrivals.Gamma(4).trace(100)
-    >>> result = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, InTurn({"x": np.ones(12)}, 4), trace)
+    >>> result = gemjax.simulate(gemjax.asgd(0.1, num_workers=4), loss_fn, 0.0, InTurn({"x": np.ones(12)}, 4), trace)
     >>> result.params.round(2)
     Array(1., dtype=float32)
     """

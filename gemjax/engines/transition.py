@@ -28,8 +28,8 @@ PyTree = Any
 class RunState(NamedTuple):
     """The whole state of an asynchronous run between two commits; the contents of a checkpoint.
 
-    Its :class:`gemjax.Slots` belong to one worker each. ``view`` lacks the parameters if the optimizer state already records
-    them (as ``stale_params``).
+    Its :class:`gemjax.rules.Slots` belong to one worker each. ``view`` lacks the parameters if the optimizer state already
+    records them (as ``stale_params``).
     """
 
     params: PyTree  # The central variable.

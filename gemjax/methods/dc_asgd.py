@@ -30,7 +30,8 @@ def compensate_delay(
     """Correct a stale gradient to the present central variable, to first order.
 
     The atom of :func:`gemjax.dc_asgd`, whose docstring explains the mathematics and the arguments. It acts on gradients, so it
-    goes first in a chain: ``gemjax.asynchronous(optax.chain(gemjax.compensate_delay(), optax.adam(1e-3)), num_workers=8)``.
+    goes first in a chain: ``gemjax.asynchronous(optax.chain(gemjax.rules.compensate_delay(), optax.adam(1e-3)),
+    num_workers=8)``.
 
     Args:
       strength: as in :func:`gemjax.dc_asgd`.

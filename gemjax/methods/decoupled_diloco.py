@@ -68,7 +68,7 @@ def merge_quorum(
       ValueError: if ``count`` is not positive, ``merge`` unknown or ``tokens`` not positive.
 
     >>> import gemjax, jax.numpy as jnp, optax
-    >>> tx = gemjax.merge_quorum(optax.identity(), 2, merge="mean")
+    >>> tx = gemjax.rules.merge_quorum(optax.identity(), 2, merge="mean")
     >>> state = tx.init(jnp.zeros(1))
     >>> for displacement, steps in ((0.1, 1), (0.3, 3)):
     ...     updates, state = tx.update(jnp.full(1, displacement), state, local_steps=steps)
@@ -189,10 +189,11 @@ def decoupled_diloco(
       merge: ``"radial"`` (default) or ``"mean"``, as above.
       tokens: tokens (or examples) per local step, one positive number per worker, so :math:`c_j` is that times :math:`\tau_j`;
         ``None`` (default): the same for all workers, whose weights are then :math:`\tau_j`.
-      fragments: the fragments, as in :func:`gemjax.by_fragment`: their number (default 4), prefixes of paths, or a function.
+      fragments: the fragments, as in :func:`gemjax.rules.by_fragment`: their number (default 4), prefixes of paths, or a
+        function.
       keep: share of its own parameters that a worker keeps at a pull, in [0, 1], default 0.
-      delay: commits of the worker from a displacement to its pull, default 0; as in :func:`gemjax.by_fragment`.
-      every: commits of the worker from one displacement to the next, default 1; as in :func:`gemjax.by_fragment`.
+      delay: commits of the worker from a displacement to its pull, default 0; as in :func:`gemjax.rules.by_fragment`.
+      every: commits of the worker from one displacement to the next, default 1; as in :func:`gemjax.rules.by_fragment`.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w, local_steps=tau)``;

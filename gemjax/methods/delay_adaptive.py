@@ -20,7 +20,7 @@ def delay_adaptive(
     .. math:: \theta_{t+1} = \theta_t - \eta_t \, \frac{n}{\max(n, \tau)} \, g(\theta_{t-\tau})
 
     Reductions: where :math:`\tau \le n`, so with equal workers in turn, it is :func:`gemjax.asgd`; at ``threshold=1`` it is
-    :func:`gemjax.staleness_aware`. It consists of :func:`gemjax.scale_by_staleness` in front of the learning rate.
+    :func:`gemjax.staleness_aware`. It consists of :func:`gemjax.rules.scale_by_staleness` in front of the learning rate.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.

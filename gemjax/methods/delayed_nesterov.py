@@ -177,7 +177,7 @@ def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> t
         positive.
 
     >>> import gemjax
-    >>> gemjax.dynamic_periods(20, speeds=(4.0, 2.0, 1.0, 0.1))
+    >>> gemjax.rules.dynamic_periods(20, speeds=(4.0, 2.0, 1.0, 0.1))
     (20, 10, 5, 1)
 
     References:

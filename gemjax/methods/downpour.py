@@ -75,7 +75,7 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
       :func:`gemjax.asynchronous` it is 1 by default where no member expects displacements.
 
     >>> import gemjax, jax.numpy as jnp
-    >>> tx = gemjax.scale_by_local_steps()
+    >>> tx = gemjax.rules.scale_by_local_steps()
     >>> updates, _ = tx.update(jnp.ones(1), tx.init(None), local_steps=4)
     >>> updates
     Array([0.25], dtype=float32)
@@ -129,7 +129,7 @@ def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> op
 
     Readings: the mean over the window is that of the author's dist-keras, where the class is called ADAG. There, too, the
     worker's own optimizer makes the steps. The program of TensorFlow 1 sends the mean of the gradients instead, to an optimizer
-    of the central variable; :func:`gemjax.scale_by_local_steps` in front of one does that with a sum of gradients.
+    of the central variable; :func:`gemjax.rules.scale_by_local_steps` in front of one does that with a sum of gradients.
     """
     check_learning_rate(learning_rate)
     chain = optax.chain(displacements(), scale_by_local_steps(), scale_by_learning_rate(learning_rate))

@@ -78,8 +78,8 @@ def fedasync(
         variable; default 0.6, one of the published ones. The local optimizer has its own rate.
       num_workers: number of workers N, default 1.
       weight: :math:`u`: ``"constant"``, ``"polynomial"`` (default) or ``"hinge"``, as above, or a function from the staleness
-        (int32 scalar) to a float scalar, such as :func:`gemjax.polynomial_weight` or :func:`gemjax.hinge_weight` with other
-        numbers. Under ``optax.inject_hyperparams`` a function must be named in ``static_args``.
+        (int32 scalar) to a float scalar, such as :func:`gemjax.rules.polynomial_weight` or :func:`gemjax.rules.hinge_weight`
+        with other numbers. Under ``optax.inject_hyperparams`` a function must be named in ``static_args``.
       mean_staleness: :math:`\bar\tau \ge 0`, the staleness that counts in full, default 0. :math:`\alpha_t` may then be above
         1 for fresh commits, so choose a smaller ``learning_rate``.
 

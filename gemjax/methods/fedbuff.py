@@ -46,8 +46,9 @@ def fedbuff(
       buffer_size: :math:`K`, commits per step, a positive int, default 10, the published one for about a thousand workers. Take
         fewer for few workers.
       weight: :math:`u`: ``"constant"``, ``"polynomial"`` (default) or ``"hinge"``, as above, or a function from the staleness
-        in steps (int32 scalar) to a float scalar, such as :func:`gemjax.polynomial_weight` or :func:`gemjax.hinge_weight` with
-        other numbers. Under ``optax.inject_hyperparams`` a function must be named in ``static_args``.
+        in steps (int32 scalar) to a float scalar, such as :func:`gemjax.rules.polynomial_weight` or
+        :func:`gemjax.rules.hinge_weight` with other numbers. Under ``optax.inject_hyperparams`` a function must be named in
+        ``static_args``.
       mean_staleness: :math:`\bar\tau \ge 0`, the staleness that counts in full, default 0. With the mean staleness of a run,
         fresher displacements count more and staler ones less than in full.
       inner: an optimizer of the central variable without a learning rate, applied to the mean of each full buffer and not

@@ -161,7 +161,7 @@ def by_fragment(
       ValueError: if an argument is out of range or a leaf belongs to no fragment.
 
     >>> import gemjax, jax.numpy as jnp, optax
-    >>> tx = gemjax.asynchronous(optax.chain(gemjax.by_fragment(optax.identity(), ["a", "b"]), optax.scale(-1.0)))
+    >>> tx = gemjax.asynchronous(optax.chain(gemjax.rules.by_fragment(optax.identity(), ["a", "b"]), optax.scale(-1.0)))
     >>> params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
     >>> state = tx.init(params)
     >>> for _ in range(2):  # Each displacement of b is 1; the second commit carries both.

@@ -35,7 +35,8 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
     this round came before :math:`g_k`, and :math:`K` more make one step. The rule works inside :func:`gemjax.asynchronous`,
     before a plain learning rate, and must see every commit of the chain from the first one on.
 
-    Reductions: with ``count=1`` and no weight it changes nothing; with ``count=1`` it is :func:`gemjax.scale_by_staleness`;
+    Reductions: with ``count=1`` and no weight it changes nothing; with ``count=1`` it is
+      :func:`gemjax.rules.scale_by_staleness`;
     without a weight it is ``optax.MultiSteps``, whose inner rule is skipped between two steps.
 
     Args:
@@ -50,7 +51,8 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
       ValueError: if ``count`` is not a positive int.
 
     >>> import gemjax, jax.numpy as jnp, optax
-    >>> tx = gemjax.asynchronous(optax.chain(gemjax.gather(2, gemjax.polynomial_weight(1.0)), optax.scale(-1.0)), 3)
+    >>> part = gemjax.rules.gather(2, gemjax.rules.polynomial_weight(1.0))
+    >>> tx = gemjax.asynchronous(optax.chain(part, optax.scale(-1.0)), num_workers=3)
     >>> params = jnp.zeros(1)
     >>> state = tx.init(params)
     >>> for worker in (0, 1, 2, 0):  # A step was made since the pulls of the last two: they count half.
@@ -114,14 +116,14 @@ def polynomial_weight(exponent: float = 0.5) -> Weight:
         :func:`gemjax.dynsgd`.
 
     Returns:
-      A function from the staleness (int32 scalar) to a float scalar, for :func:`gemjax.gather`, :func:`gemjax.fedbuff`,
-      :func:`gemjax.fedasync` and :func:`gemjax.scale_by_staleness`.
+      A function from the staleness (int32 scalar) to a float scalar, for :func:`gemjax.rules.gather`, :func:`gemjax.fedbuff`,
+      :func:`gemjax.fedasync` and :func:`gemjax.rules.scale_by_staleness`.
 
     Raises:
       ValueError: if ``exponent`` is negative.
 
     >>> import gemjax
-    >>> print(gemjax.polynomial_weight(0.5)(3))
+    >>> print(gemjax.rules.polynomial_weight(0.5)(3))
     0.5
     """
     check_at_least("exponent", exponent, 0.0)
@@ -137,13 +139,13 @@ def hinge_weight(slope: float = 10.0, start: float = 4.0) -> Weight:
       start: :math:`b \ge 0`, the largest staleness that counts in full, default 4, the published one.
 
     Returns:
-      A function from the staleness (int32 scalar) to a float scalar, as :func:`gemjax.polynomial_weight`.
+      A function from the staleness (int32 scalar) to a float scalar, as :func:`gemjax.rules.polynomial_weight`.
 
     Raises:
       ValueError: if ``slope`` or ``start`` is negative.
 
     >>> import gemjax
-    >>> weight = gemjax.hinge_weight(slope=1.0, start=2.0)
+    >>> weight = gemjax.rules.hinge_weight(slope=1.0, start=2.0)
     >>> print(weight(2), weight(3))
     1.0 0.5
     """

@@ -62,7 +62,7 @@ def match_energy(
 
     The atom of :func:`gemjax.gem`, whose docstring explains the mathematics and the arguments. It acts on *updates that carry
     the learning rate already*, so it goes last in a chain, behind any optax optimizer:
-    ``gemjax.asynchronous(optax.chain(optax.adam(1e-3), gemjax.match_energy()), num_workers=8)``.
+    ``gemjax.asynchronous(optax.chain(optax.adam(1e-3), gemjax.rules.match_energy()), num_workers=8)``.
 
     Args:
       momentum: as in :func:`gemjax.gem`.

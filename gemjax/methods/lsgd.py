@@ -231,13 +231,13 @@ def lsgd(
     on devices workers do not wait for each other.
 
     **Proximal extension.** With ``anchors=True`` each view comes with the points towards which
-    :func:`gemjax.pull_to_anchors` pulls the worker at each local step: :math:`a_w`, the global leader's position at the last
-    global exchange, and then, with several groups, the position of the group's leader at the last exchange. The published
+    :func:`gemjax.rules.pull_to_anchors` pulls the worker at each local step: :math:`a_w`, the global leader's position at the
+    last global exchange, and then, with several groups, the position of the group's leader at the last exchange. The published
     strengths are :math:`p_G / \tau_G` and :math:`p / \tau`. A new :math:`a_w` exists only at a global exchange, so a larger
     ``global_period`` saves traffic; the engines of this library send both points with each view nevertheless.
 
     **Evaluation.** ``result.params`` is the leader. The paper evaluates the average of the workers; see
-    :func:`gemjax.average_position`. The diagnostics ``leader`` and ``group_leader`` record which worker leads.
+    :func:`gemjax.rules.average_position`. The diagnostics ``leader`` and ``group_leader`` record which worker leads.
 
     Reductions:
       - at ``strength=0`` and ``global_strength=0``, or with one worker: each worker runs its local optimizer alone;
@@ -336,7 +336,8 @@ def average_position(opt_state: PyTree, *, exchange: str = "before") -> PyTree:
     >>> for worker, moved, loss in ((0, 1.0, 0.3), (1, 3.0, 0.9)):
     ...     _, state = tx.update(jnp.array([-moved]), state, params, worker=worker, value=jnp.array(loss))
     ...     _, state = gemjax.pull(state, params, worker)
-    >>> print(gemjax.average_position(state), gemjax.average_position(state, exchange="after"))  # Worker 1 went to 2.
+    >>> average = gemjax.rules.average_position
+    >>> print(average(state), average(state, exchange="after"))  # Worker 1 went to 2.
     [2.] [1.5]
     """
     check_choice("exchange", exchange, ("before", "after"))

@@ -38,7 +38,7 @@ def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformatio
       ValueError: if ``strength`` is negative.
 
     >>> import gemjax, jax.numpy as jnp
-    >>> tx = gemjax.correct_one_step_delay()
+    >>> tx = gemjax.rules.correct_one_step_delay()
     >>> state = tx.init(jnp.zeros(1))
     >>> for update in (1.0, 3.0, 4.0):  # The first update is not corrected.
     ...     found, state = tx.update(jnp.array([update]), state)
@@ -93,7 +93,7 @@ def one_step_delay(
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.asynchronous(
-    ...     optax.chain(optax.adamw(1e-3), gemjax.correct_one_step_delay()), num_workers=2)
+    ...     optax.chain(optax.adamw(1e-3), gemjax.rules.correct_one_step_delay()), num_workers=2)
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. After it falls to 0,

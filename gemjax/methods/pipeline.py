@@ -62,13 +62,13 @@ def delay_stages(
 
     While a mini-batch runs through :math:`P` stages and back, stage :math:`k` makes :math:`\tau_k = P - 1 - k` updates. For its
     leaves ``inner`` receives the gradients of commit :math:`t - \tau_k`, zero before there is one, and, if a member asks for
-    ``stale_params``, these leaves as they were then: :func:`gemjax.compensate_delay` works inside, leaf by leaf (with several
-    workers in its constant variant, which keeps nothing per worker). The delay adds to the staleness of several workers and is
-    not part of the ``staleness`` that members receive.
+    ``stale_params``, these leaves as they were then: :func:`gemjax.rules.compensate_delay` works inside, leaf by leaf (with
+    several workers in its constant variant, which keeps nothing per worker). The delay adds to the staleness of several workers
+    and is not part of the ``staleness`` that members receive.
 
     With more than one stage the leaves that ``inner`` receives are of several commits. So it receives neither ``local_steps``
     nor ``local_losses``, with several workers no ``worker`` either, and ``staleness`` and ``value`` are those of the newest
-    commit: :func:`gemjax.scale_by_local_steps` and, with several workers, :func:`gemjax.scale_by_staleness` and
+    commit: :func:`gemjax.rules.scale_by_local_steps` and, with several workers, :func:`gemjax.rules.scale_by_staleness` and
     :func:`gemjax.per_worker` go in front. For a pipeline per worker put all of it inside of :func:`gemjax.per_worker`.
 
     Reductions: with one stage it is ``inner``; if all leaves are in the first stage and there is one worker, it is ``inner``
@@ -79,7 +79,7 @@ def delay_stages(
       num_stages: :math:`P`, a positive int.
       stages: the stage of each leaf: ``None`` (default): consecutive leaves in groups of equal size, as far as possible;
         prefixes of paths, one or a tuple per stage; or a function from path and leaf to the stage, as the fragments of
-        :func:`gemjax.by_fragment`.
+        :func:`gemjax.rules.by_fragment`.
       horizon: weight prediction: the view of a leaf is ``horizon`` times :math:`\tau_k` last updates ahead; default 0. With 1
         the gradient is computed where the leaf will be, if updates do not change.
 
@@ -93,7 +93,7 @@ def delay_stages(
       TypeError: at ``init``, if ``inner`` is a whole method, and there are several stages.
 
     >>> import gemjax, jax.numpy as jnp, optax
-    >>> tx = gemjax.delay_stages(optax.sgd(1.0), num_stages=3, stages=["in", "mid", "out"])
+    >>> tx = gemjax.rules.delay_stages(optax.sgd(1.0), num_stages=3, stages=["in", "mid", "out"])
     >>> params = {"in": jnp.zeros([]), "mid": jnp.zeros([]), "out": jnp.zeros([])}
     >>> state = tx.init(params)
     >>> for t in (1.0, 2.0, 3.0):  # Each gradient is the number of its commit.
@@ -112,15 +112,15 @@ def delay_stages(
         state, zeros = inner.init(params), optax.tree.zeros_like(params)
         if num_stages > 1 and is_asynchronous(state):  # It would compare with views of its own, which are not delayed.
             raise TypeError(
-                "delay_stages with several stages takes parts, such as optax.chain(gemjax.compensate_delay(0.1), "
+                "delay_stages with several stages takes parts, such as optax.chain(gemjax.rules.compensate_delay(0.1), "
                 "optax.sgd(0.1)), and nothing with its own gemjax.asynchronous, as whole methods and "
                 "per_worker(..., num_workers=N) have it; put gemjax.asynchronous around delay_stages"
             )
         if num_stages > 1 and _has_several_workers() and nodes(state, Slots):
             raise ValueError(
                 "inner of delay_stages keeps state per worker, but its leaves are of gradients of several workers; put that "
-                "part in front, as in optax.chain(gemjax.per_worker(...), gemjax.delay_stages(...)), choose one without such "
-                "state, or make a pipeline per worker, gemjax.per_worker(gemjax.delay_stages(...))"
+                "part in front, as in optax.chain(gemjax.per_worker(...), gemjax.rules.delay_stages(...)), choose one without "
+                "such state, or make a pipeline per worker, gemjax.per_worker(gemjax.rules.delay_stages(...))"
             )
         ahead = (
             Prediction(zeros, jnp.asarray(horizon, jnp.result_type(float)), num_stages, chosen(stages, params))
@@ -177,12 +177,12 @@ def stage_momentum(
 
     The momentum of stage :math:`k` is :math:`\beta_k = \beta + \tau_k (\beta_{\max} - \beta) / P`. The atom of
     :func:`gemjax.async_pipeline`, whose docstring explains the mathematics. It goes before the learning rate in a chain, inside
-    :func:`gemjax.delay_stages`.
+    :func:`gemjax.rules.delay_stages`.
 
     Args:
       momentum: :math:`\beta` in [0, 1), that of the last stage.
-      num_stages: as in :func:`gemjax.delay_stages`.
-      stages: as in :func:`gemjax.delay_stages`.
+      num_stages: as in :func:`gemjax.rules.delay_stages`.
+      stages: as in :func:`gemjax.rules.delay_stages`.
       highest: :math:`\beta_{\max}` in [0, 1), default 0.99; ``momentum`` for the same momentum at all stages.
 
     Returns:
@@ -242,14 +242,14 @@ def async_pipeline(
     Reductions: with one stage it is discounted Nesterov momentum; with ``momentum=highest=0`` and one stage,
     :func:`gemjax.asgd`.
 
-    For another optimizer delay that one: ``gemjax.asynchronous(gemjax.delay_stages(optax.nadamw(1e-3), num_stages=8))``.
+    For another optimizer delay that one: ``gemjax.asynchronous(gemjax.rules.delay_stages(optax.nadamw(1e-3), num_stages=8))``.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
       momentum: :math:`\beta` in [0, 1), that of the last stage, default 0.9. The mean does not carry the learning rate.
       num_workers: number of workers N, default 1: one pipeline. The staleness of several adds to the delays.
       num_stages: :math:`P`, a positive int, default 4.
-      stages: the stage of each leaf, as in :func:`gemjax.delay_stages`; ``None`` (default): groups of equal size.
+      stages: the stage of each leaf, as in :func:`gemjax.rules.delay_stages`; ``None`` (default): groups of equal size.
       highest: :math:`\beta_{\max}` in [0, 1), default 0.99.
       horizon: :math:`h \ge 0` of weight prediction, default 0.
       strength: :math:`\lambda \ge 0`, default 0.

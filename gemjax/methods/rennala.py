@@ -72,8 +72,8 @@ def rennala(
       \theta \leftarrow \theta - \frac{\eta_t}{S} \sum_{j=1}^{S} g_j(\theta)
 
     Reductions: at ``batch_size=1`` it is :func:`gemjax.ringmaster` at ``threshold=1``; with one worker it is SGD that
-    accumulates ``batch_size`` gradients, ``optax.MultiSteps``; where no gradient is stale it is :func:`gemjax.gather` before
-    the rate.
+    accumulates ``batch_size`` gradients, ``optax.MultiSteps``; where no gradient is stale it is :func:`gemjax.rules.gather`
+    before the rate.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. Each gathered

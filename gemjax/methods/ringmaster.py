@@ -53,8 +53,7 @@ def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
       ValueError: if ``threshold`` is below 1.
 
     >>> import gemjax, jax.numpy as jnp, optax
-    >>> tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(2), optax.scale_by_adam(), gemjax.scale_by_staleness()),
-    ...                          num_workers=2)
+    >>> tx = gemjax.asynchronous(optax.chain(gemjax.rules.drop_stale(2), optax.scale_by_adam()), num_workers=2)
     >>> state = tx.init(jnp.zeros(1))
     >>> for worker in (0, 0, 1):  # The commit of worker 1 is two commits late.
     ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)

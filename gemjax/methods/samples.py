@@ -47,7 +47,7 @@ def weigh_samples(
       ValueError: if ``weight`` is unknown or ``max_staleness`` negative.
 
     >>> import gemjax
-    >>> print(gemjax.weigh_samples([7, 7, 4, 0], clock=7, max_staleness=3))
+    >>> print(gemjax.rules.weigh_samples([7, 7, 4, 0], clock=7, max_staleness=3))
     [1.6 1.6 0.8 0. ]
 
     References:

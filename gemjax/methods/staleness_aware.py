@@ -39,7 +39,7 @@ def scale_by_staleness(
       share by which it damps a commit, and multiplies the diagnostic ``learning_rate`` of the chain.
 
     >>> import gemjax, jax.numpy as jnp
-    >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
+    >>> tx = gemjax.rules.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
     >>> updates, _ = tx.update(jnp.ones(1), tx.init(None), staleness=jnp.int32(3))
     >>> updates
     Array([0.125], dtype=float32)
@@ -76,7 +76,7 @@ class StalenessSchedule:
         Default: 1/max(1, staleness).
 
     >>> import gemjax, jax.numpy as jnp, optax
-    >>> adam = optax.inject_hyperparams(optax.adam)(learning_rate=gemjax.StalenessSchedule(0.5))
+    >>> adam = optax.inject_hyperparams(optax.adam)(learning_rate=gemjax.rules.StalenessSchedule(0.5))
     >>> tx = gemjax.asynchronous(adam, num_workers=3)
     >>> state = tx.init(jnp.zeros(1))
     >>> for worker in (0, 1, 2):  # All three pulled the initial parameters.

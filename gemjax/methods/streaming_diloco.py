@@ -38,7 +38,7 @@ def streaming_diloco(
 
     at every N-th commit of fragment :math:`f`, with :math:`v = 0` at the start, :math:`\Delta_j^f` the displacement of the
     fragment since its worker's last pull of it, and the last line at a worker's pull, :math:`D` of its commits after that of
-    its displacement. :func:`gemjax.by_fragment` has the exact order. All workers wait for each other, by default as with
+    its displacement. :func:`gemjax.rules.by_fragment` has the exact order. All workers wait for each other, by default as with
     :func:`gemjax.diloco`; if they do not, any N displacements of a fragment make a step.
 
     Reductions: with one fragment, ``keep=0`` and ``delay=0`` it is :func:`gemjax.diloco`; with a barrier and ``keep=1`` workers
@@ -49,12 +49,13 @@ def streaming_diloco(
         per fragment and outer step); default 0.7. The local optimizer has its own rate.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      fragments: the F fragments, as in :func:`gemjax.by_fragment`: their number (default 4), prefixes of paths, or a function.
+      fragments: the F fragments, as in :func:`gemjax.rules.by_fragment`: their number (default 4), prefixes of paths, or a
+        function.
       keep: :math:`\alpha` in [0, 1], default 0.
       delay: :math:`D \ge 0`, commits of the worker from a displacement to its pull, default 0. Each commit is followed by
         ``period`` local steps.
-      every: commits of the worker from one displacement to the next, default 1; see :func:`gemjax.by_fragment` for delays that
-        are shorter than a period.
+      every: commits of the worker from one displacement to the next, default 1; see :func:`gemjax.rules.by_fragment` for delays
+        that are shorter than a period.
       nesterov: ``True`` (default), or ``False`` for heavy-ball momentum, :math:`\theta^f \leftarrow \theta^f - \eta_t v^f`.
 
     Returns:

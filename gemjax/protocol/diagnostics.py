@@ -7,10 +7,10 @@ by name. Nothing is stored in any state. These names have the same meaning in ev
   a gradient or an update, so that learning rates have no influence. It is 0 for an unchanged commit, and 1 for one that was
   damped to nothing or changed by its own length.
 - ``learning_rate``: the rate that scaled the commit. It contains schedules at their count, the factors that depend on
-  staleness (:func:`gemjax.scale_by_staleness`, :class:`gemjax.StalenessSchedule`) and the rate that YellowFin found. It
-  contains neither factors per parameter (GEM, Gap-Aware, Adam) nor the rate of local steps. All methods of gemjax offer it,
-  and any optax optimizer under ``optax.inject_hyperparams``. Where two members offer it (``optax.partition`` of two methods),
-  no single rate describes the commit, and a request for it is a ``ValueError``.
+  staleness (:func:`gemjax.rules.scale_by_staleness`, :class:`gemjax.rules.StalenessSchedule`) and the rate that YellowFin
+  found. It contains neither factors per parameter (GEM, Gap-Aware, Adam) nor the rate of local steps. All methods of gemjax
+  offer it, and any optax optimizer under ``optax.inject_hyperparams``. Where two members offer it (``optax.partition`` of two
+  methods), no single rate describes the commit, and a request for it is a ``ValueError``.
 - ``look_ahead``: root mean square distance between the central variable and the view that the worker pulls after the commit,
   in the units of ``gap``.
 """

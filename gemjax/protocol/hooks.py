@@ -44,7 +44,7 @@ class ReadsStaleParams(NamedTuple):
     >>> def towards_the_view(weight):
     ...     def update(updates, state, params=None, *, stale_params=None, **extra_args):
     ...         return jax.tree.map(lambda u, p, s: u + weight * (s - p), updates, params, stale_params), state
-    ...     return optax.GradientTransformationExtraArgs(lambda params: gemjax.ReadsStaleParams(), update)
+    ...     return optax.GradientTransformationExtraArgs(lambda params: gemjax.rules.ReadsStaleParams(), update)
     >>> tx = gemjax.asynchronous(towards_the_view(0.5), num_workers=2)
     >>> state = tx.init(jnp.zeros(1))
     >>> updates, state = tx.update(jnp.ones(1), state, jnp.full(1, 4.0), worker=1)   # Worker 1 pulled 0, and it is 4 now.

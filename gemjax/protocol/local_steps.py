@@ -35,11 +35,12 @@ class LocalSteps:
     Args:
       tx: the worker's optimizer, any optax transformation. A schedule in it counts the worker's own steps. Its updates
         receive the extra arguments ``value``, that step's loss; ``anchors``, the points that the method sends, if any (see
-        :func:`gemjax.pull_to_anchors`); ``commits``, an int32 scalar, the commits that were applied to the central variable
-        until the worker's pull; and ``local_step``, an int32 scalar, the number of this step since the pull, from 0. With
-        :func:`gemjax.scale_by_progress` the rates of workers of unequal speed follow the progress of the run together.
+        :func:`gemjax.rules.pull_to_anchors`); ``commits``, an int32 scalar, the commits that were applied to the central
+        variable until the worker's pull; and ``local_step``, an int32 scalar, the number of this step since the pull, from 0.
+        With :func:`gemjax.rules.scale_by_progress` the rates of workers of unequal speed follow the progress of the run
+        together.
       period: :math:`\tau \ge 1`, steps per commit: an int for all workers; a sequence of N ints, one per worker (dynamic local
-        updates, see :func:`gemjax.dynamic_periods`); or N sequences of ints, one per commit of that worker, as
+        updates, see :func:`gemjax.rules.dynamic_periods`); or N sequences of ints, one per commit of that worker, as
         :class:`gemjax.arrivals.SemiSynchronous` makes them. A run may be continued with another one: batches and keys are
         numbered by the local steps that a worker has made, so none is repeated or skipped. Replay such a run piece by piece,
         each with its period. Only with a :class:`gemjax.Stream` the period must stay.
@@ -197,9 +198,9 @@ def scale_by_progress(
     all workers are equal to within one period of each, and workers that wait for each other have those that a count of their
     own steps would give.
 
-    Use it in a *local* optimizer whose learning rate is 1, behind all else but :func:`gemjax.pull_to_anchors`. A run that is
-    continued with another period counts all its commits with that one: where workers have made ``m`` local steps each, in ``c``
-    commits of all, give ``lambda step: schedule(step + m - c * period / num_workers)``.
+    Use it in a *local* optimizer whose learning rate is 1, behind all else but :func:`gemjax.rules.pull_to_anchors`. A run that
+    is continued with another period counts all its commits with that one: where workers have made ``m`` local steps each, in
+    ``c`` commits of all, give ``lambda step: schedule(step + m - c * period / num_workers)``.
 
     Args:
       schedule: the learning rate after a number of local steps per worker, a float scalar; see ``optax.cosine_decay_schedule``.

@@ -17,7 +17,7 @@ PyTree = Any
 
 @jax.tree_util.register_static
 class Copies:
-    """Places of the leaves of :class:`gemjax.Slots` that begin as copies of parameters.
+    """Places of the leaves of :class:`gemjax.rules.Slots` that begin as copies of parameters.
 
     They are a part of the structure of a state. The copies of a state made without parameters, as by ``optax.tree.map_params``,
     equal all others.

@@ -42,8 +42,8 @@ class Slots:
     >>> def count_own_commits():                         # Divides each update by the number of its worker's commits.
     ...     def update(updates, state, params=None, **extra_args):
     ...         count = state.value + 1
-    ...         return jax.tree.map(lambda u: u / count, updates), gemjax.Slots(count)
-    ...     return optax.GradientTransformationExtraArgs(lambda params: gemjax.Slots(jnp.zeros([])), update)
+    ...         return jax.tree.map(lambda u: u / count, updates), gemjax.rules.Slots(count)
+    ...     return optax.GradientTransformationExtraArgs(lambda params: gemjax.rules.Slots(jnp.zeros([])), update)
     >>> tx = gemjax.asynchronous(count_own_commits(), num_workers=3)
     >>> state = tx.init(jnp.zeros(1))
     >>> for worker in (0, 0, 2):

@@ -50,11 +50,12 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     - ``worker``: :math:`w`, an integer scalar;
     - ``staleness``: :math:`\tau = t - t_w`, the commits applied since that worker's pull, an int32 scalar;
-    - ``stale_params``: :math:`s_w`, like ``params``; ``None`` unless a member asks for it by :class:`gemjax.ReadsStaleParams`;
+    - ``stale_params``: :math:`s_w`, like ``params``; ``None`` unless a member asks for it by
+      :class:`gemjax.rules.ReadsStaleParams`;
     - ``local_steps``: 1 if it is not given and no member expects displacements;
     - what else is given to ``update``; engines give the losses and the number of local steps behind a commit.
 
-    Members keep per-worker memory in :class:`gemjax.Slots` and see only the slot of the worker that commits. Published
+    Members keep per-worker memory in :class:`gemjax.rules.Slots` and see only the slot of the worker that commits. Published
     methods (:func:`gemjax.gem` and the others) are this wrapper around a chain; use it for chains of your own. A call
     compiles once for all workers.
 
@@ -73,7 +74,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.asynchronous(
-    ...     optax.chain(optax.clip_by_global_norm(1.0), gemjax.scale_by_staleness(), optax.scale_by_learning_rate(0.5)),
+    ...     optax.chain(optax.clip_by_global_norm(1.0), gemjax.rules.scale_by_staleness(), optax.scale_by_learning_rate(0.5)),
     ...     num_workers=2)
     >>> params = jnp.array([2.0])
     >>> state = tx.init(params)

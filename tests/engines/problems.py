@@ -170,7 +170,7 @@ def samples_of_several_versions() -> Problem:
     """Return a problem whose samples are weighted by the staleness of their versions, in double precision."""
 
     def loss_fn(params, batch):
-        weights = gemjax.weigh_samples(batch["version"], batch["clock"], max_staleness=6)
+        weights = gemjax.rules.weigh_samples(batch["version"], batch["clock"], max_staleness=6)
         return jnp.mean(weights * (batch["x"] @ params["w"] - params["b"] - 1.0) ** 2)
 
     def batches(worker, step):

@@ -105,7 +105,7 @@ def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
 
 def drop_in_front_of_gem(num_workers):
     return gemjax.asynchronous(
-        optax.chain(gemjax.drop_stale(8), gemjax.gem(0.05, num_workers=num_workers)), num_workers
+        optax.chain(gemjax.rules.drop_stale(8), gemjax.gem(0.05, num_workers=num_workers)), num_workers
     )
 
 

@@ -30,7 +30,7 @@ LATE = late()
 MOMENTUM = optax.sgd(0.05, momentum=0.9)
 LOCAL = LocalSteps(MOMENTUM, PERIODS)
 DOWNPOUR = gemjax.downpour(0.5, num_workers=WORKERS)
-DROPPING = gemjax.asynchronous(optax.chain(gemjax.drop_stale(6), gemjax.downpour(0.5, WORKERS)), WORKERS)
+DROPPING = gemjax.asynchronous(optax.chain(gemjax.rules.drop_stale(6), gemjax.downpour(0.5, WORKERS)), WORKERS)
 
 
 @functools.cache
@@ -298,7 +298,7 @@ def test_the_count_of_dropped_commits_continues(x64):
 @pytest.mark.parametrize("global_period", [1, 2])
 def test_anchors_reach_workers_on_devices(global_period, x64):
     given = problem("float64")
-    tx = optax.chain(optax.adam(0.02), gemjax.pull_to_anchors(0.1, 0.2))
+    tx = optax.chain(optax.adam(0.02), gemjax.rules.pull_to_anchors(0.1, 0.2))
     method = gemjax.lsgd(num_workers=WORKERS, groups=2, global_period=global_period, anchors=True)
     local = LocalSteps(tx, PERIODS)
     assert_the_law(on_devices(30, given, method, local), given, method, local)

@@ -163,7 +163,7 @@ def test_rejected_gradients_draw_too():
 
 @pytest.mark.slow
 def test_dropped_gradients_draw_too():
-    tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(3), optax.sgd(0.05)), num_workers=N)
+    tx = gemjax.asynchronous(optax.chain(gemjax.rules.drop_stale(3), optax.sgd(0.05)), num_workers=N)
     result = on_devices(tx=tx, gate=Behind(N, 3, by=2))  # Six others commit before each of worker 3.
     assert int(result.state.dropped) > 2
     assert_nothing_skipped(result.history["draw"], result.state)

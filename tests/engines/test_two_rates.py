@@ -54,7 +54,7 @@ def test_two_learning_rates_are_warned_of(enter):
         (gemjax.gap_aware_adam(0.01, num_workers=4), None),
         (gemjax.diloco(0.7, num_workers=4), None),
         (gemjax.easgd(0.5, num_workers=4), None),
-        (gemjax.asynchronous(optax.chain(gemjax.scale_by_staleness(), optax.sgd(0.5)), 4), None),
+        (gemjax.asynchronous(optax.chain(gemjax.rules.scale_by_staleness(), optax.sgd(0.5)), 4), None),
         (gemjax.asynchronous(optax.inject_hyperparams(optax.sgd)(0.5), 4), None),
         (optax.sgd(0.5), None),
     ],

@@ -34,7 +34,7 @@ def test_weights(x64, avg_staleness):
         value, exponent = RNG.uniform(size=2)
         cases = [
             (lambda tau: 1.0, "constant"),
-            (lambda tau, a=exponent: 1 / (1 + tau) ** a, gemjax.polynomial_weight(exponent)),
+            (lambda tau, a=exponent: 1 / (1 + tau) ** a, gemjax.rules.polynomial_weight(exponent)),
             (lambda tau: 1 / (1 + tau) ** 0.5, "polynomial"),
             threshold(cutoff, value),
         ]
@@ -121,7 +121,7 @@ def test_a_threshold_of_zero_ignores_stale_users(x64):
 
 def test_a_polynomial_weight_cancels_the_weight_of_examples(x64):
     """User 2 returns first (weight 1), user 1 has a staleness of 1 (1/2) and twice the examples (2): both count alike."""
-    weight = gemjax.polynomial_weight(1.0)
+    weight = gemjax.rules.polynomial_weight(1.0)
     tx, plain = gemjax.fedbuff(1.0, 2, buffer_size=1, weight=weight), gemjax.downpour(1.0, 2)
     displacements, found = RNG.normal(size=(2, 3)), []
     for method, examples in ((tx, {1: 1.0, 0: 2.0}), (plain, {1: 1.0, 0: 1.0})):

@@ -62,7 +62,7 @@ def test_gap_aware_adam_is_the_port_but_for_the_correction_of_the_mean(x64):
     """At a constant rate. Epsilon is 0 in the gap, where the two scale it differently."""
     keywords = {"b1": 0.9, "b2": 0.99}
     tx = optax.chain(
-        gemjax.scale_by_gap(0.05, optax.scale_by_adam(**keywords, eps=1e-12), decay=0.99, eps=1e-12),
+        gemjax.rules.scale_by_gap(0.05, optax.scale_by_adam(**keywords, eps=1e-12), decay=0.99, eps=1e-12),
         optax.scale(-0.05),
     )
     found, _ = run(gemjax.asynchronous(tx, NUM_WORKERS))

@@ -2,7 +2,7 @@
 
 Source: https://github.com/marin-community/marin/tree/034eecc, ``experiments/grug/moe_delay/delay_optim.py``. Its delay of all
 leaves is that of ``delay + 1`` workers in turn, shifted by ``delay`` steps: a queue returns zeros until it is full, and workers
-return gradients at the initial parameters. Its delay per leaf is :func:`gemjax.delay_stages`.
+return gradients at the initial parameters. Its delay per leaf is :func:`gemjax.rules.delay_stages`.
 
 The momentum by stage at the end is that of https://github.com/PluralisResearch/AsyncPP/tree/a691803, ``main_with_runtime.py``.
 """
@@ -145,7 +145,7 @@ def test_any_optimizer_may_be_delayed(x64):
         return np.asarray(updates)
 
     expected = queue_per_leaf(step, 20)
-    tx = gemjax.asynchronous(gemjax.delay_stages(optax.adam(0.05), 3, STAGES))
+    tx = gemjax.asynchronous(gemjax.rules.delay_stages(optax.adam(0.05), 3, STAGES))
     np.testing.assert_allclose(per_leaf(tx, 20), expected, rtol=0, atol=1e-13)
 
 

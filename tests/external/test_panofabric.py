@@ -23,7 +23,7 @@ import gemjax
     ids=["against", "against, mirrored", "at right angles", "along"],
 )
 def test_correction_of_a_block(displacement, momentum, golden):
-    atom = gemjax.align_with_momentum(1.0, 0.0)  # Without momentum the output is the corrected displacement.
+    atom = gemjax.rules.align_with_momentum(1.0, 0.0)  # Without momentum the output is the corrected displacement.
     state = atom.init(jnp.zeros(2))
     state = state._replace(ahead=state.ahead._replace(velocity=jnp.array(momentum)))
     corrected, _ = atom.update(jnp.array(displacement), state)
@@ -50,7 +50,9 @@ def test_two_scalar_steps(x64):
 
 def _merged(displacements, steps, tokens=None, merge="radial"):
     """Return the merge of a quorum, with the same local step counts as the program."""
-    tx = gemjax.asynchronous(gemjax.merge_quorum(optax.identity(), len(steps), merge=merge, tokens=tokens), len(steps))
+    tx = gemjax.asynchronous(
+        gemjax.rules.merge_quorum(optax.identity(), len(steps), merge=merge, tokens=tokens), len(steps)
+    )
     params = jnp.zeros(np.shape(displacements[0]))
     state, updates = tx.init(params), None
     for worker, (displacement, count) in enumerate(zip(displacements, steps, strict=True)):
@@ -92,7 +94,7 @@ def test_the_syncer_merges_each_tensor(x64):
 
 def test_a_quorum_weighted_by_tokens_then_heloco(x64):
     """8 and 24 tokens, displacements 0.1 and 0.3: their mean is 0.25."""
-    rule = gemjax.merge_quorum(gemjax.align_with_momentum(1.0, 0.9), 2, merge="mean")
+    rule = gemjax.rules.merge_quorum(gemjax.rules.align_with_momentum(1.0, 0.9), 2, merge="mean")
     tx = gemjax.asynchronous(optax.chain(rule, optax.scale(-1.0)), 2)
     params = jnp.ones([])
     state = tx.init(params)

@@ -268,7 +268,7 @@ def test_ringmaster_interrupts_late_workers(x64, name):
         return 0.5 * (x - target) @ jnp.asarray(CURVATURE) @ (x - target)
 
     result = gemjax.simulate(
-        gemjax.asynchronous(optax.chain(gemjax.drop_stale(9), tx), WORKERS), loss_fn, tree(jnp.asarray(START)),
+        gemjax.asynchronous(optax.chain(gemjax.rules.drop_stale(9), tx), WORKERS), loss_fn, tree(jnp.asarray(START)),
         gemjax.Computed(lambda worker, step: jnp.asarray(TARGETS)[worker]), trace,
         callback=lambda p: found.append(np.concatenate([p.params["w"].ravel(), p.params["b"]])), callback_every=1,
     )  # fmt: skip

@@ -22,7 +22,7 @@ def _agn(workers, period, exchanges):
     TensorFlow sends the mean of the gradients through the central optimizer; :func:`gemjax.agn` sends the mean of the local
     steps. With ``scale_by_local_steps`` in front of the same central optimizer both are expressible.
     """
-    central = gemjax.asynchronous(optax.chain(gemjax.scale_by_local_steps(), _adam()), workers)
+    central = gemjax.asynchronous(optax.chain(gemjax.rules.scale_by_local_steps(), _adam()), workers)
     params, local_points, history = jnp.zeros([]), [], []
     state = central.init(params)
     for exchange in range(exchanges):

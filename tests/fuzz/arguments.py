@@ -94,7 +94,7 @@ MAKERS: dict[str, tuple[Callable, dict[str, Any]]] = _methods() | {
     ),
     "asynchronous": (gemjax.asynchronous, {"inner": optax.sgd(0.1), "num_workers": 2}),
     "per_worker": (gemjax.per_worker, {"inner": optax.sgd(0.1), "num_workers": 2}),
-    "dynamic_periods": (gemjax.dynamic_periods, {"period": 4, "speeds": [1.0, 2.0], "minimum": 1}),
+    "dynamic_periods": (gemjax.rules.dynamic_periods, {"period": 4, "speeds": [1.0, 2.0], "minimum": 1}),
     "pull": (
         lambda **given: gemjax.pull(RUN["tx"].init(PARAMS), PARAMS, **given),
         {"worker": 1},

@@ -76,7 +76,7 @@ class Row:
 
 def adam_with_matched_energy(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
     """Return one Adam for all workers with updates scaled by GEM."""
-    return gemjax.asynchronous(optax.chain(optax.adam(learning_rate), gemjax.match_energy()), num_workers)
+    return gemjax.asynchronous(optax.chain(optax.adam(learning_rate), gemjax.rules.match_energy()), num_workers)
 
 
 def adam_per_worker(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
@@ -86,7 +86,7 @@ def adam_per_worker(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1)
 
 def ringmaster_muon(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
     """Return Ringmaster with one Muon for all workers: matrices are orthogonalised, other parameters have Adam."""
-    tx = optax.chain(gemjax.drop_stale(3 * num_workers), optax.contrib.muon(learning_rate))
+    tx = optax.chain(gemjax.rules.drop_stale(3 * num_workers), optax.contrib.muon(learning_rate))
     return gemjax.asynchronous(tx, num_workers)
 
 

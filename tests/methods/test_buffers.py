@@ -16,7 +16,7 @@ WEIGHTS = {
     "constant": ("constant", lambda tau: 1.0),
     "polynomial": ("polynomial", reference.polynomial(0.5)),
     "hinge": ("hinge", reference.hinge(10, 4)),
-    "other": (gemjax.hinge_weight(0.5, 1), reference.hinge(0.5, 1)),
+    "other": (gemjax.rules.hinge_weight(0.5, 1), reference.hinge(0.5, 1)),
 }
 some_weights = pytest.mark.parametrize(
     "weight", [pytest.param(name, marks=pytest.mark.slow if name == "constant" else ()) for name in WEIGHTS]
@@ -63,12 +63,12 @@ def test_weights_are_divided_by_that_of_the_mean_staleness(x64, mean_staleness):
 
 def test_the_weights_are_those_of_the_paper():
     staleness = np.arange(12)
-    polynomial, hinge = gemjax.polynomial_weight(0.3), gemjax.hinge_weight(2.0, 3.0)
+    polynomial, hinge = gemjax.rules.polynomial_weight(0.3), gemjax.rules.hinge_weight(2.0, 3.0)
     for weight, expected in ((polynomial, reference.polynomial(0.3)), (hinge, reference.hinge(2.0, 3.0))):
         found = [float(weight(jnp.int32(tau))) for tau in staleness]
         np.testing.assert_allclose(found, [expected(tau) for tau in staleness], rtol=1e-6)
-    np.testing.assert_array_equal(gemjax.polynomial_weight(0.0)(jnp.arange(5)), 1.0)
-    np.testing.assert_allclose(gemjax.polynomial_weight(1.0)(jnp.arange(5)), 1 / (1 + np.arange(5)), rtol=1e-6)
+    np.testing.assert_array_equal(gemjax.rules.polynomial_weight(0.0)(jnp.arange(5)), 1.0)
+    np.testing.assert_allclose(gemjax.rules.polynomial_weight(1.0)(jnp.arange(5)), 1 / (1 + np.arange(5)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -83,7 +83,7 @@ def test_staleness_in_steps_is_a_count_of_steps(count):
 def test_a_buffer_of_one_is_asgd(x64):
     expected, _ = run(gemjax.asgd(0.05, N))
     for tx in (
-        gemjax.asynchronous(optax.chain(gemjax.gather(1), optax.scale_by_learning_rate(0.05)), N),
+        gemjax.asynchronous(optax.chain(gemjax.rules.gather(1), optax.scale_by_learning_rate(0.05)), N),
         gemjax.fedbuff(0.05, N, buffer_size=1, weight="constant"),
     ):
         found, _ = run(tx)
@@ -91,11 +91,11 @@ def test_a_buffer_of_one_is_asgd(x64):
 
 
 def test_a_weighted_buffer_of_one_scales_by_staleness(x64):
-    weight = gemjax.polynomial_weight(1.0)
+    weight = gemjax.rules.polynomial_weight(1.0)
     expected, _ = run(gemjax.dynsgd(0.05, N))
     found, _ = run(gemjax.fedbuff(0.05, N, buffer_size=1, weight=weight))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
-    scaled = gemjax.asynchronous(optax.chain(gemjax.scale_by_staleness(weight), optax.scale(-0.05)), N)
+    scaled = gemjax.asynchronous(optax.chain(gemjax.rules.scale_by_staleness(weight), optax.scale(-0.05)), N)
     np.testing.assert_allclose(run(scaled)[0], expected, rtol=0, atol=1e-13)
 
 
@@ -143,7 +143,7 @@ def test_at_a_rate_of_one_fedasync_is_the_last_workers_point(x64):
 
 def test_under_a_mask_the_other_leaves_are_not_touched(x64):
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
-    inner = optax.masked(gemjax.mix_with_worker(), {"a": True, "b": False})
+    inner = optax.masked(gemjax.rules.mix_with_worker(), {"a": True, "b": False})
     tx = gemjax.asynchronous(optax.chain(inner, optax.scale(-0.5)), 2)
     state, grads = tx.init(params), {"a": jnp.ones(2), "b": jnp.ones(2)}
     for worker in (0, 1):
@@ -155,7 +155,7 @@ def test_under_a_mask_the_other_leaves_are_not_touched(x64):
 
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.nightly), "bfloat16"])
 def test_in_half_precision_the_sum_is_kept_in_float32(dtype):
-    tx = gemjax.asynchronous(optax.chain(gemjax.gather(300), optax.scale(-1.0)), 1)
+    tx = gemjax.asynchronous(optax.chain(gemjax.rules.gather(300), optax.scale(-1.0)), 1)
     params, state, update = jnp.zeros(2, dtype), tx.init(jnp.zeros(2, dtype)), jax.jit(tx.update)
     for _ in range(300):
         updates, state = update(jnp.ones(2, dtype), state, params, worker=0)
@@ -173,7 +173,7 @@ def test_a_constant_weight_compensates_nothing(method):
 
 
 def test_a_buffer_without_weights_leaves_the_compensation_to_other_members():
-    tx = gemjax.asynchronous(optax.chain(gemjax.scale_by_staleness(), gemjax.gather(2), optax.sgd(0.1)), 2)
+    tx = gemjax.asynchronous(optax.chain(gemjax.rules.scale_by_staleness(), gemjax.rules.gather(2), optax.sgd(0.1)), 2)
     problem = lambda params, batch: params**2, jnp.ones([]), lambda worker, step: 0.0
     result = gemjax.simulate(tx, *problem, gemjax.Trace([0, 1, 1, 0]), diagnostics=["compensation"])
     assert result.history["compensation"].max() > 0

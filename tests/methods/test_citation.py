@@ -49,7 +49,9 @@ def test_every_entry_is_complete_and_of_some_part():
 
 
 def test_a_chain_has_the_papers_of_all_its_parts():
-    chain = gemjax.asynchronous(optax.chain(gemjax.compensate_delay(), gemjax.drop_stale(4), optax.sgd(0.1)), 8)
+    chain = gemjax.asynchronous(
+        optax.chain(gemjax.rules.compensate_delay(), gemjax.rules.drop_stale(4), optax.sgd(0.1)), 8
+    )
     union = addresses(gemjax.dc_asgd(0.1)) | addresses(gemjax.ringmaster(0.1))
     assert len(union) == 2
     assert addresses(chain) == union

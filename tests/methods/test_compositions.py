@@ -109,7 +109,7 @@ def _energy(mu=0.9):
 
 def test_gem_behind_adam(x64):
     rate, direction, scaled = 0.02, _adam(), _energy()
-    found, _ = runs.run(gemjax.asynchronous(optax.chain(optax.adam(rate), gemjax.match_energy()), N))
+    found, _ = runs.run(gemjax.asynchronous(optax.chain(optax.adam(rate), gemjax.rules.match_energy()), N))
     expected = Loop(lambda i, theta, x, g: scaled(i, theta, x, -rate * direction(g))).run()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)  # |delta| + 1e-12 divides.
     alone, _ = runs.run(gemjax.asynchronous(optax.adam(rate), N))
@@ -120,7 +120,9 @@ def test_gem_behind_danas_direction(x64):
     """GEM subtracts the distance to the look-ahead that the worker pulled."""
     rate, gamma, scaled, v = 0.03, 0.7, _energy(0.8), defaultdict(lambda: np.zeros(9))
     chain = optax.chain(
-        gemjax.dana_momentum(rate, gamma), optax.scale_by_learning_rate(rate), gemjax.match_energy(momentum=0.8)
+        gemjax.rules.dana_momentum(rate, gamma),
+        optax.scale_by_learning_rate(rate),
+        gemjax.rules.match_energy(momentum=0.8),
     )
 
     def step(i, theta, x, g):
@@ -136,8 +138,8 @@ def test_compensated_gradients_divided_by_their_gap(x64):
     rate, lam, gamma, decay = 0.05, 0.5, 0.7, 0.99
     v, a, n = np.zeros(9), np.zeros(9), 0
     chain = optax.chain(
-        gemjax.compensate_delay(lam),
-        gemjax.scale_by_gap(rate, optax.trace(gamma), decay),
+        gemjax.rules.compensate_delay(lam),
+        gemjax.rules.scale_by_gap(rate, optax.trace(gamma), decay),
         optax.scale_by_learning_rate(rate),
     )
 
@@ -163,7 +165,7 @@ def test_an_adam_for_each_worker(x64):
 
 @pytest.mark.parametrize("rate", [0.3, runs.schedule], ids=["constant", "schedule"])
 def test_a_rate_that_depends_on_staleness_is_the_staleness_aware_method(x64, rate):
-    sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=gemjax.StalenessSchedule(rate))
+    sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=gemjax.rules.StalenessSchedule(rate))
     found, _ = runs.run(gemjax.asynchronous(sgd, N))
     expected, _ = runs.run(gemjax.staleness_aware(rate, N))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
@@ -172,7 +174,7 @@ def test_a_rate_that_depends_on_staleness_is_the_staleness_aware_method(x64, rat
 def test_a_momentum_that_depends_on_staleness(x64):
     """The momentum is 0.8 without staleness and 0.8 / 2 after one commit of others."""
     factor = lambda staleness: 1.0 / (staleness + 1)
-    momentum = gemjax.StalenessSchedule(0.8, factor)
+    momentum = gemjax.rules.StalenessSchedule(0.8, factor)
     tx = gemjax.asynchronous(optax.inject_hyperparams(optax.trace)(decay=momentum), 2)
     params = jnp.zeros(1)
     state, found = tx.init(params), []
@@ -189,14 +191,14 @@ def test_damped_gradients_stabilise_dana_at_a_rate_at_which_it_diverges_alone():
 
     def distance(*front):
         loss_fn, params, batches = quadratic(dimension=10, condition=100.0, noise=0.1)
-        chain = optax.chain(*front, gemjax.dana_momentum(rate, 0.9), optax.scale_by_learning_rate(rate))
+        chain = optax.chain(*front, gemjax.rules.dana_momentum(rate, 0.9), optax.scale_by_learning_rate(rate))
         tx = gemjax.asynchronous(chain, workers)
         result = gemjax.simulate(tx, loss_fn, params, batches, arrivals.Gamma(workers).trace(3000))
         return float(jnp.abs(result.params["x"]).max())
 
     with pytest.warns(gemjax.RunWarning, match="the run has diverged"):
         assert distance() > 1e6  # Commits that would overflow are rejected; the others lead away.
-    assert distance(gemjax.scale_by_staleness()) < 0.5
+    assert distance(gemjax.rules.scale_by_staleness()) < 0.5
 
 
 @pytest.mark.slow
@@ -229,8 +231,8 @@ TWO_LEAVES = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
 
 def test_a_pipeline_per_worker_is_a_pipeline_each():
     """Worker 1 commits after every commit of worker 0; its delayed gradients are its own."""
-    part = optax.chain(gemjax.compensate_delay(0.1, "adaptive"), optax.scale(-1.0))
-    tx = gemjax.asynchronous(gemjax.per_worker(gemjax.delay_stages(part, 2, lambda path, leaf: 0)), 2)
+    part = optax.chain(gemjax.rules.compensate_delay(0.1, "adaptive"), optax.scale(-1.0))
+    tx = gemjax.asynchronous(gemjax.per_worker(gemjax.rules.delay_stages(part, 2, lambda path, leaf: 0)), 2)
     state, found = tx.init(TWO_LEAVES), []
     for gradient, worker in ((1.0, 0), (10.0, 1), (2.0, 0), (20.0, 1)):
         gradients = jax.tree.map(lambda p, g=gradient: p + g, TWO_LEAVES)

@@ -26,7 +26,7 @@ def test_agrees_with_the_paper(x64, variant, rate):
 
 def test_the_strengths_that_the_authors_used_are_the_defaults():
     for variant, strength in (("constant", 0.04), ("adaptive", 2.0)):
-        tx = gemjax.compensate_delay(variant=variant, decay=0.0, eps=0.0)
+        tx = gemjax.rules.compensate_delay(variant=variant, decay=0.0, eps=0.0)
         updates, _ = tx.update(jnp.ones(1), tx.init(jnp.ones(1)), jnp.ones(1), stale_params=jnp.zeros(1), staleness=1)
         assert updates.item() == pytest.approx(1.0 + strength)
 

@@ -59,7 +59,7 @@ def test_without_momentum_it_is_asgd_at_a_part_of_the_rate(x64):
 
 def test_in_bfloat16_the_sum_does_not_stall():
     """In bfloat16 itself 256 ones would add up to 256, and 512 as well."""
-    tx = gemjax.delay_momentum(0.5, buffer_size=512)
+    tx = gemjax.rules.delay_momentum(0.5, buffer_size=512)
     state = tx.init(jnp.zeros(1, jnp.bfloat16))
     update = jax.jit(tx.update)
     for _ in range(512):
@@ -73,14 +73,14 @@ def test_the_largest_spread_is_taken():
 
 
 def test_dynamic_periods_follow_speeds():
-    assert gemjax.dynamic_periods(32, (1.0, 4.0, 3.9)) == (8, 32, 31)
-    assert gemjax.dynamic_periods(20, (0.1, 10.0), minimum=5) == (5, 20)
-    assert gemjax.dynamic_periods(7, np.array([2, 2])) == (7, 7)
-    assert gemjax.dynamic_periods(1, [3]) == (1,)
+    assert gemjax.rules.dynamic_periods(32, (1.0, 4.0, 3.9)) == (8, 32, 31)
+    assert gemjax.rules.dynamic_periods(20, (0.1, 10.0), minimum=5) == (5, 20)
+    assert gemjax.rules.dynamic_periods(7, np.array([2, 2])) == (7, 7)
+    assert gemjax.rules.dynamic_periods(1, [3]) == (1,)
 
 
 @pytest.mark.parametrize("denominator", [3, 7, 49, 1e-3])
 def test_dynamic_periods_do_not_lose_a_step_to_rounding(denominator):
     """In floating point 49 * (1 / 49) is below 1."""
     speeds = [k / denominator for k in range(1, 51)]
-    assert gemjax.dynamic_periods(50, speeds) == tuple(range(1, 51))
+    assert gemjax.rules.dynamic_periods(50, speeds) == tuple(range(1, 51))

@@ -110,7 +110,7 @@ def test_at_strength_zero_workers_are_independent_in_step_too(x64):
 
 
 def test_a_refused_commit_leaves_the_position(x64):
-    chain = optax.chain(gemjax.drop_stale(2), gemjax.easgd(num_workers=2, strength=0.0))
+    chain = optax.chain(gemjax.rules.drop_stale(2), gemjax.easgd(num_workers=2, strength=0.0))
     tx, params = gemjax.asynchronous(chain, 2), jnp.zeros(1)
     state, views = tx.init(params), []
     for worker in (1, 0, 0, 1, 1):  # The fourth is two commits old.

@@ -129,7 +129,7 @@ def test_a_member_sees_the_clock_of_its_fragment():
         return updates, state
 
     inner = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-    tx = gemjax.asynchronous(gemjax.by_fragment(inner, ["a", "b"]), 2)
+    tx = gemjax.asynchronous(gemjax.rules.by_fragment(inner, ["a", "b"]), 2)
     params = {"a": jnp.zeros([]), "b": jnp.zeros([])}
     state = tx.init(params)
     for worker in (0, 0, 0, 1, 1):
@@ -147,7 +147,7 @@ def test_the_largest_exchange_falls_with_the_number_of_fragments():
     params = {f"layer_{k}": jnp.zeros(6) for k in range(6)}
     whole, peaks, totals = 2 * 36 * 4, [], []
     for fragments, options in ((1, {}), (6, {}), (3, {"delay": 1, "every": 2})):
-        tx = gemjax.asynchronous(gemjax.by_fragment(optax.identity(), fragments, **options))
+        tx = gemjax.asynchronous(gemjax.rules.by_fragment(optax.identity(), fragments, **options))
         state, found = tx.init(params), []
 
         @jax.jit
@@ -168,11 +168,11 @@ def test_the_largest_exchange_falls_with_the_number_of_fragments():
 @pytest.mark.slow
 def test_look_ahead_inside_a_fragment_is_that_of_the_method(x64):
     """HeLoCo in one fragment is HeLoCo; in two, the view of a fragment is ahead by its own momentum."""
-    atom = gemjax.align_with_momentum(0.4, 0.6)
+    atom = gemjax.rules.align_with_momentum(0.4, 0.6)
     expected = found(gemjax.heloco(0.4, 0.6, N, weight=1.0))
-    chained = optax.chain(gemjax.by_fragment(atom, 1), optax.scale(-0.4))
+    chained = optax.chain(gemjax.rules.by_fragment(atom, 1), optax.scale(-0.4))
     np.testing.assert_allclose(found(gemjax.asynchronous(chained, N)), expected, rtol=0, atol=1e-12)
-    tx = gemjax.asynchronous(gemjax.by_fragment(atom, ["a", "b"]), 1)
+    tx = gemjax.asynchronous(gemjax.rules.by_fragment(atom, ["a", "b"]), 1)
     params = {"a": jnp.zeros([]), "b": jnp.zeros([])}
     _, state = tx.update({"a": jnp.ones([]), "b": jnp.ones([])}, tx.init(params), params, worker=0)
     view, _ = gemjax.pull(state, params, 0)
@@ -228,7 +228,7 @@ def test_a_radial_merge_is_in_proportion_to_displacements_of_any_size(scale):
     displacements, weights = np.array([[1.0, 2.0, 2.0], [2.0, 1.0, 2.0]]), np.array([0.25, 0.75])
     direction = weights @ displacements / 3
     expected = 3 * direction / np.linalg.norm(direction)
-    tx = gemjax.merge_quorum(optax.identity(), 2)
+    tx = gemjax.rules.merge_quorum(optax.identity(), 2)
     state = tx.init(jnp.zeros(3))
     for displacement, steps in zip(displacements, (1, 3), strict=True):
         merged, state = tx.update(jnp.array(displacement * scale, jnp.float32), state, local_steps=steps)
@@ -238,7 +238,7 @@ def test_a_radial_merge_is_in_proportion_to_displacements_of_any_size(scale):
 @pytest.mark.parametrize("merge", ["radial", "mean"])
 def test_a_quorum_of_no_work_moves_nothing(merge):
     """And it leaves a quorum of work after it as it is."""
-    tx = gemjax.merge_quorum(optax.identity(), 2, merge=merge)
+    tx = gemjax.rules.merge_quorum(optax.identity(), 2, merge=merge)
     state = tx.init(jnp.zeros(2))
     for steps, expected in ((0, 0.0), (0, 0.0), (0, 0.0), (2, 1.0)):
         merged, state = tx.update(jnp.ones(2), state, local_steps=steps)

@@ -127,7 +127,7 @@ def test_it_penalises_any_optimizer_in_front_of_the_rate():
     """Adam's first velocity is 1 or -1: a gap of one step of 0.5 halves Adam's gradient."""
     inner = optax.scale_by_adam(b1=0.0, b2=0.0)
     tx = gemjax.asynchronous(
-        optax.chain(gemjax.scale_by_gap(0.5, inner), optax.scale_by_learning_rate(0.5)), num_workers=2
+        optax.chain(gemjax.rules.scale_by_gap(0.5, inner), optax.scale_by_learning_rate(0.5)), num_workers=2
     )
     params = jnp.zeros(1)
     _, state = tx.update(3.0 * jnp.ones(1), tx.init(params), params, worker=0)

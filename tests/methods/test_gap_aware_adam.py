@@ -38,7 +38,7 @@ def test_one_worker_is_adam():
 @pytest.mark.slow
 def test_at_an_infinite_step_length_it_is_adam(x64):
     order = runs.ORDER[:60]
-    penalised = gemjax.scale_by_gap(0.03, optax.scale_by_adam(), decay=0.999, eps=1e16)
+    penalised = gemjax.rules.scale_by_gap(0.03, optax.scale_by_adam(), decay=0.999, eps=1e16)
     chain = optax.chain(penalised, optax.scale_by_learning_rate(0.03))
     found, _ = runs.run(gemjax.asynchronous(chain, N), order)
     expected, _ = runs.run(gemjax.asynchronous(optax.adam(0.03), N), order)

@@ -38,7 +38,7 @@ def test_the_views_agree_with_the_paper(x64):
 
 def _aligned(displacement, mean, **keywords):
     """Return the aligned ``displacement`` for the mean ``mean``."""
-    tx = gemjax.align_with_momentum(1.0, 0.5, **keywords)
+    tx = gemjax.rules.align_with_momentum(1.0, 0.5, **keywords)
     state = tx.init(displacement)
     state = state._replace(ahead=state.ahead._replace(velocity=mean))
     updates, new = tx.update(displacement, state)

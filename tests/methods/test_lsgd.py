@@ -46,11 +46,11 @@ def test_equals_the_reference(x64, keywords, names):
     np.testing.assert_allclose(found, history, rtol=0, atol=1e-12)
     np.testing.assert_allclose(positions(result), np.stack([worker.x for worker in workers]), rtol=0, atol=1e-12)
     for exchange, expected in (("before", [w.last for w in workers]), ("after", [w.x for w in workers])):
-        average = ravel_pytree(gemjax.average_position(result.opt_state, exchange=exchange))[0]
+        average = ravel_pytree(gemjax.rules.average_position(result.opt_state, exchange=exchange))[0]
         np.testing.assert_allclose(average, np.mean(expected, axis=0), rtol=0, atol=1e-12)
     np.testing.assert_array_equal(  # The default.
-        ravel_pytree(gemjax.average_position(result.opt_state))[0],
-        ravel_pytree(gemjax.average_position(result.opt_state, exchange="before"))[0],
+        ravel_pytree(gemjax.rules.average_position(result.opt_state))[0],
+        ravel_pytree(gemjax.rules.average_position(result.opt_state, exchange="before"))[0],
     )
     assert len(set(led.tolist())) == WORKERS  # Otherwise the leader never changes and the test is empty.
 
@@ -64,7 +64,7 @@ def test_the_proximal_extension_equals_the_reference(x64, groups, period):
     expected = reference.lsgd(
         THETA_0, grad, loss, ORDER[:60], eta=0.01, tau=3, p=WORKERS, m=0.9, nesterov=True, prox=prox, **names
     )
-    tx = optax.chain(optax.sgd(0.01, momentum=0.9, nesterov=True), gemjax.pull_to_anchors(*prox))
+    tx = optax.chain(optax.sgd(0.01, momentum=0.9, nesterov=True), gemjax.rules.pull_to_anchors(*prox))
     method = lsgd(groups=groups, global_period=period, anchors=True)
     found, result = run_locally(method, gemjax.LocalSteps(tx, 3), TRACE.first(60), diagnostics=["leader"])
     np.testing.assert_array_equal(result.history["leader"], expected[0])
@@ -100,7 +100,7 @@ def test_in_step_the_proximal_extension_is_that_of_the_authors_program(x64, peri
     trace, taken = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.Gamma(WORKERS), period=3).trace(7, seed=1)
     names = {"c1": 0.2, "c2": 0.3, "n": 2, "period": period, "prox": (0.05, 0.02)}
     expected, _ = reference.lsgd_in_step(THETA_0, grad, loss, taken, eta=0.03, **names)
-    local = gemjax.LocalSteps(optax.chain(optax.sgd(0.03), gemjax.pull_to_anchors(0.05, 0.02)), taken)
+    local = gemjax.LocalSteps(optax.chain(optax.sgd(0.03), gemjax.rules.pull_to_anchors(0.05, 0.02)), taken)
     method = lsgd(strength=0.2, groups=2, global_strength=0.3, global_period=period, anchors=True)
     np.testing.assert_allclose(pulled_by_all(run_locally(method, local, trace)[1]), expected, rtol=0, atol=1e-12)
 
@@ -113,7 +113,9 @@ def test_without_group_pulls_groups_make_no_difference(x64):
         (lsgd(strength=0.0, groups=2, global_strength=0.3, anchors=True), (0.1, 0.0)),
     )
     (one, result), (two, with_groups) = (
-        run_locally(method, gemjax.LocalSteps(optax.chain(optax.sgd(0.03), gemjax.pull_to_anchors(*prox)), 2), TRACE)
+        run_locally(
+            method, gemjax.LocalSteps(optax.chain(optax.sgd(0.03), gemjax.rules.pull_to_anchors(*prox)), 2), TRACE
+        )
         for method, prox in methods
     )
     np.testing.assert_allclose(two, one, rtol=0, atol=1e-14)
@@ -226,7 +228,7 @@ def test_an_exchange_moves_the_average_towards_the_leader(x64):
     state = result.opt_state
     for worker in range(WORKERS):
         _, state = gemjax.pull(state, result.params, worker)
-    before, after = (gemjax.average_position(state, exchange=exchange) for exchange in ("before", "after"))
+    before, after = (gemjax.rules.average_position(state, exchange=exchange) for exchange in ("before", "after"))
     expected = jax.tree.map(lambda x, leader: 0.7 * x + 0.3 * leader, before, result.params)
     for found, wanted in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)

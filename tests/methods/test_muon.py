@@ -41,7 +41,7 @@ def test_muon_keeps_its_advantage_over_adam_under_staleness(workers, adam, muon)
 
     def error(make, rate):
         schedule = optax.linear_schedule(rate, 0.0, COMMITS)
-        tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(4 * workers), make(schedule)), workers)
+        tx = gemjax.asynchronous(optax.chain(gemjax.rules.drop_stale(4 * workers), make(schedule)), workers)
         result = gemjax.simulate(tx, loss_fn, params, batches, trace)
         return float(loss_fn(result.params, jnp.arange(512)))
 

@@ -26,7 +26,7 @@ def test_at_strength_zero_it_is_momentum_asgd(x64):
 
 
 def test_updates_that_do_not_change_are_kept():
-    tx = gemjax.correct_one_step_delay(3.0)
+    tx = gemjax.rules.correct_one_step_delay(3.0)
     params = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}
     state = tx.init(params)
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_the_learning_rate_and_the_weight_decay_are_corrected_too():
     for expected in (-1.0, -2.0 - 1.0, -3.0 - 1.0):
         updates, state = tx.update(jnp.ones(1), state)
         assert updates.item() == expected
-    decayed = optax.chain(optax.adamw(1.0, weight_decay=0.5), gemjax.correct_one_step_delay())
+    decayed = optax.chain(optax.adamw(1.0, weight_decay=0.5), gemjax.rules.correct_one_step_delay())
     state = decayed.init(jnp.zeros(1))
     for params, expected in ((2.0, -1.0), (4.0, -2.0 - 1.0)):  # The gradient is 0, so only the decay acts.
         updates, state = decayed.update(jnp.zeros(1), state, jnp.array([params]))

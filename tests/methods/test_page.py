@@ -16,12 +16,15 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "gemjax" / "methods" / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "gemjax" / "README.md").read_text(encoding="utf-8")
 OF_METHODS = {
-    name for name in gemjax.__all__ if getattr(getattr(gemjax, name), "__module__", "").startswith("gemjax.methods.")
+    name: value
+    for place in (gemjax, gemjax.rules)
+    for name in place.__all__
+    if getattr(value := getattr(place, name), "__module__", "").startswith("gemjax.methods.")
 }
 ALIASES = {
     name
-    for name in OF_METHODS
-    if {"learning_rate", "num_workers"} <= {*inspect.signature(getattr(gemjax, name)).parameters}
+    for name, value in OF_METHODS.items()
+    if {"learning_rate", "num_workers"} <= {*inspect.signature(value).parameters}
 }
 
 

@@ -86,9 +86,9 @@ def test_optimizers_of_optax_report_no_rate(row):
     ("tx", "expected"),
     [
         (optax.inject_hyperparams(optax.adam)(schedule), [0.5, 0.25, 0.5 / 3]),
-        (optax.inject_hyperparams(optax.adam)(gemjax.StalenessSchedule(schedule)), [0.5, 0.25, 0.25 / 3]),
+        (optax.inject_hyperparams(optax.adam)(gemjax.rules.StalenessSchedule(schedule)), [0.5, 0.25, 0.25 / 3]),
         (gemjax.per_worker(optax.inject_hyperparams(optax.adam)(schedule)), [0.5, 0.5, 0.5]),
-        (optax.chain(optax.inject_hyperparams(optax.sgd)(0.5), gemjax.scale_by_staleness()), [0.5, 0.5, 0.25]),
+        (optax.chain(optax.inject_hyperparams(optax.sgd)(0.5), gemjax.rules.scale_by_staleness()), [0.5, 0.5, 0.25]),
     ],
     ids=["schedule", "staleness", "per-worker", "scaled-behind"],
 )

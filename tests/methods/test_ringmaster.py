@@ -86,9 +86,9 @@ def test_there_is_always_progress(batch_size):
 
 def test_a_refused_commit_changes_no_memory(x64):
     """Memory behind the refusal: shared moments, moments per worker, the view, the clock of another wrapper."""
-    members = (optax.scale_by_adam(), gemjax.per_worker(optax.trace(0.9)), gemjax.compensate_delay(1.0))
-    inner = gemjax.asynchronous(gemjax.scale_by_staleness(), 2)
-    tx = gemjax.asynchronous(optax.chain(*members, inner, gemjax.drop_stale(2), optax.scale(-0.1)), 2)
+    members = (optax.scale_by_adam(), gemjax.per_worker(optax.trace(0.9)), gemjax.rules.compensate_delay(1.0))
+    inner = gemjax.asynchronous(gemjax.rules.scale_by_staleness(), 2)
+    tx = gemjax.asynchronous(optax.chain(*members, inner, gemjax.rules.drop_stale(2), optax.scale(-0.1)), 2)
     params = jnp.ones(3)
     state = tx.init(params)
     for _ in range(2):
@@ -119,15 +119,17 @@ def writes_its_row(calls):
 
 
 REFUSING = {
-    "behind": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.drop_stale(2)), 2),
-    "in front": lambda rows: gemjax.asynchronous(optax.chain(gemjax.drop_stale(2), rows), 2),
-    "masked": lambda rows: gemjax.asynchronous(optax.chain(rows, optax.masked(gemjax.drop_stale(2), True)), 2),
-    "per worker": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.per_worker(gemjax.drop_stale(2))), 2),
+    "behind": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.rules.drop_stale(2)), 2),
+    "in front": lambda rows: gemjax.asynchronous(optax.chain(gemjax.rules.drop_stale(2), rows), 2),
+    "masked": lambda rows: gemjax.asynchronous(optax.chain(rows, optax.masked(gemjax.rules.drop_stale(2), True)), 2),
+    "per worker": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.per_worker(gemjax.rules.drop_stale(2))), 2),
     "inside": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.ringmaster(1.0, 2, threshold=2)), 2),
-    "outside": lambda rows: gemjax.asynchronous(optax.chain(gemjax.drop_stale(2), gemjax.asynchronous(rows, 2)), 2),
-    "array": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.drop_stale(np.int32(2))), 2),
+    "outside": lambda rows: gemjax.asynchronous(
+        optax.chain(gemjax.rules.drop_stale(2), gemjax.asynchronous(rows, 2)), 2
+    ),
+    "array": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.rules.drop_stale(np.int32(2))), 2),
     "injected": lambda rows: gemjax.asynchronous(
-        optax.chain(rows, optax.inject_hyperparams(gemjax.drop_stale)(threshold=2)), 2
+        optax.chain(rows, optax.inject_hyperparams(gemjax.rules.drop_stale)(threshold=2)), 2
     ),
 }
 
@@ -197,7 +199,7 @@ def test_a_result_continues_with_another_threshold(engine, threshold):
 
 def other_containers():
     """Return ``ringmaster`` with a list in place of the tuple of a chain."""
-    inner = optax.chain(gemjax.drop_stale(2), optax.scale(-0.05))
+    inner = optax.chain(gemjax.rules.drop_stale(2), optax.scale(-0.05))
     return gemjax.asynchronous(
         optax.GradientTransformationExtraArgs(lambda params: [*inner.init(params)], inner.update), 4
     )
@@ -205,7 +207,7 @@ def other_containers():
 
 @pytest.mark.parametrize("thresholds", [(1, 9), (9, 1), (1, 1)])
 def test_one_member_that_refuses_is_enough(thresholds):
-    tx = gemjax.asynchronous(optax.chain(*map(gemjax.drop_stale, thresholds), optax.scale(-1.0)), 2)
+    tx = gemjax.asynchronous(optax.chain(*map(gemjax.rules.drop_stale, thresholds), optax.scale(-1.0)), 2)
     state = tx.init(jnp.zeros(1))
     for worker, moved in ((0, -1.0), (1, 0.0)):  # The commit of worker 1 is one commit late.
         updates, state = tx.update(jnp.ones(1), state, worker=worker)

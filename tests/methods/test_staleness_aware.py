@@ -53,8 +53,8 @@ def test_before_a_momentum_it_damps_the_velocity():
     def make(*members):
         return gemjax.asynchronous(optax.chain(*members), num_workers=2)
 
-    before = make(gemjax.scale_by_staleness(), optax.trace(0.5))
-    behind = make(optax.trace(0.5), gemjax.scale_by_staleness())
+    before = make(gemjax.rules.scale_by_staleness(), optax.trace(0.5))
+    behind = make(optax.trace(0.5), gemjax.rules.scale_by_staleness())
     found = {}
     for name, tx in (("before", before), ("behind", behind)):
         state = tx.init(jnp.zeros(1))
@@ -66,7 +66,7 @@ def test_before_a_momentum_it_damps_the_velocity():
 
 
 def test_a_custom_factor():
-    tx = gemjax.asynchronous(gemjax.scale_by_staleness(lambda staleness: 2.0**-staleness), num_workers=2)
+    tx = gemjax.asynchronous(gemjax.rules.scale_by_staleness(lambda staleness: 2.0**-staleness), num_workers=2)
     state = tx.init(jnp.zeros(1))
     _, state = tx.update(jnp.ones(1), state, worker=0)
     updates, _ = tx.update(jnp.ones(1), state, worker=1)
@@ -74,7 +74,7 @@ def test_a_custom_factor():
 
 
 def test_a_factor_of_higher_precision_does_not_promote():
-    tx = gemjax.asynchronous(gemjax.scale_by_staleness(lambda staleness: jnp.float32(0.5)), num_workers=2)
+    tx = gemjax.asynchronous(gemjax.rules.scale_by_staleness(lambda staleness: jnp.float32(0.5)), num_workers=2)
     params = jnp.ones(2, jnp.bfloat16)
     updates, _ = tx.update(params, tx.init(params), params, worker=1)
     assert updates.dtype == jnp.bfloat16

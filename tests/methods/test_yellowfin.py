@@ -149,7 +149,7 @@ def test_the_sample_is_spread_evenly_over_all_leaves():
 
 
 def test_a_tree_without_leaves_is_unchanged():
-    tx = gemjax.tune_momentum(4)
+    tx = gemjax.rules.tune_momentum(4)
     assert tx.update({}, tx.init({}), staleness=0)[0] == {}
 
 

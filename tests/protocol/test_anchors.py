@@ -12,7 +12,7 @@ from gemjax import LocalSteps
 
 
 def pulled(*strengths, params, update, anchors):
-    tx = gemjax.pull_to_anchors(*strengths)
+    tx = gemjax.rules.pull_to_anchors(*strengths)
     updates, _ = tx.update(update, tx.init(params), params, anchors=anchors)
     return optax.apply_updates(params, updates)
 
@@ -39,7 +39,7 @@ def test_anchors_are_those_of_the_last_pull():
     targets = jnp.array([[1.0], [5.0]])
     problem = Problem(lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2), jnp.zeros(1),
                       lambda worker, step: targets[worker])  # fmt: skip
-    tx = optax.chain(optax.sgd(1.0), gemjax.pull_to_anchors(0.5))  # To the target, then halfway to the leader.
+    tx = optax.chain(optax.sgd(1.0), gemjax.rules.pull_to_anchors(0.5))  # To the target, then halfway to the leader.
     trace = gemjax.Trace([1, 1, 0, 0])
     result = run(LocalSteps(tx), problem, trace, tx=gemjax.lsgd(num_workers=2, strength=0.0, window=1, anchors=True))
     positions = optax.tree.get(result.opt_state, "positions")

@@ -80,7 +80,7 @@ def test_nodes_are_called_in_order_and_each_sees_the_central_variable(arranged):
 
 def test_every_wrapper_records_the_view_of_all_nodes():
     """A wrapper may call its own nodes before others change the view."""
-    reads = member(gemjax.ReadsStaleParams())
+    reads = member(gemjax.rules.ReadsStaleParams())
     first = gemjax.asynchronous(optax.chain(reads, member(Slots(Doubling(jnp.int32(0))))), 2)
     inside = gemjax.asynchronous(optax.chain(reads, doubling()), 2)
     tx = optax.chain(first, gemjax.asynchronous(optax.chain(inside, doubling()), 2))

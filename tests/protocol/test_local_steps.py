@@ -162,7 +162,7 @@ def test_local_steps_of_the_same_optimizer_find_the_compiled_program():
 
 
 def test_a_schedule_of_progress_keeps_dtypes():
-    tx = gemjax.scale_by_progress(optax.linear_schedule(1.0, 0.0, 10), 3, 3)
+    tx = gemjax.rules.scale_by_progress(optax.linear_schedule(1.0, 0.0, 10), 3, 3)
     updates = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2, jnp.float16)}
     scaled, _ = tx.update(updates, tx.init(()), commits=jnp.int32(5), local_step=jnp.int32(1))
     assert [leaf.dtype for leaf in scaled.values()] == [jnp.bfloat16, jnp.float16]
@@ -172,13 +172,13 @@ def test_a_schedule_of_progress_keeps_dtypes():
 @pytest.mark.parametrize("workers", [3, 7, 41])
 def test_a_schedule_of_progress_is_exact_after_whole_rounds(workers):
     """Compiled, where a division by 41 is a product with its rounded inverse; the drop of a step decay would come late."""
-    tx = gemjax.scale_by_progress(optax.piecewise_constant_schedule(1.0, {30: 0.5}), 10, workers)
+    tx = gemjax.rules.scale_by_progress(optax.piecewise_constant_schedule(1.0, {30: 0.5}), 10, workers)
     scaled = jax.jit(lambda commits: tx.update(jnp.float32(1.0), (), commits=commits, local_step=jnp.int32(0))[0])
     assert [float(scaled(jnp.int32(3 * workers + late))) for late in (-1, 0)] == [1.0, 0.5]
 
 
 def test_longer_periods_than_the_mean_do_not_run_ahead():
-    tx = gemjax.scale_by_progress(lambda step: step, 2.5, 4)
+    tx = gemjax.rules.scale_by_progress(lambda step: step, 2.5, 4)
     scaled = [
         float(tx.update(jnp.float32(1.0), (), commits=jnp.int32(8), local_step=jnp.int32(step))[0]) for step in range(5)
     ]

@@ -55,7 +55,7 @@ def test_masked_outside_and_inside(reading):
     """A masked part receives its gradient unchanged, as in optax, and the rest moves as it would alone."""
     mask = {"a": True, "b": False}
     outside = optax.masked(gemjax.gem(0.1, num_workers=3, reading=reading), mask)
-    energy = gemjax.match_energy(reading=reading)
+    energy = gemjax.rules.match_energy(reading=reading)
     inside = gemjax.asynchronous(
         optax.masked(optax.chain(optax.scale_by_learning_rate(0.1), energy), mask), num_workers=3
     )
@@ -69,7 +69,7 @@ def test_masked_outside_and_inside(reading):
 def test_a_chain_of_two_wrappers():
     """Per-worker momentum by itself in front of GEM is one wrapper around both."""
     two = optax.chain(gemjax.per_worker(optax.trace(0.5), num_workers=3), gemjax.gem(0.05, num_workers=3))
-    members = gemjax.per_worker(optax.trace(0.5)), optax.scale_by_learning_rate(0.05), gemjax.match_energy()
+    members = gemjax.per_worker(optax.trace(0.5)), optax.scale_by_learning_rate(0.05), gemjax.rules.match_energy()
     one = gemjax.asynchronous(optax.chain(*members), num_workers=3)
     found, state, _ = run(two)
     equal(found, run(one)[0])
@@ -150,6 +150,6 @@ def test_num_workers_as_an_injected_number_works_until_it_is_traced():
 
 
 def test_hyper_parameters_injected_inside_the_wrapper():
-    energy = optax.inject_hyperparams(gemjax.match_energy)(momentum=0.9, kappa=1.0)
+    energy = optax.inject_hyperparams(gemjax.rules.match_energy)(momentum=0.9, kappa=1.0)
     tx = gemjax.asynchronous(optax.chain(optax.scale_by_learning_rate(0.1), energy), num_workers=3)
     equal(run(tx)[0], run(gemjax.gem(0.1, num_workers=3))[0], rtol=1e-5)

@@ -71,7 +71,9 @@ def test_without_asynchronous_its_state_is_not_stacked():
 
 
 @pytest.mark.parametrize(
-    "part", [gemjax.tune_momentum(4), optax.chain(gemjax.drop_stale(2), optax.sgd(0.1))], ids=["rows", "refusals"]
+    "part",
+    [gemjax.rules.tune_momentum(4), optax.chain(gemjax.rules.drop_stale(2), optax.sgd(0.1))],
+    ids=["rows", "refusals"],
 )
 def test_parts_with_rows_or_refusals_of_each_worker_are_the_same_in_every_loop(part):
     tx = gemjax.asynchronous(optax.chain(gemjax.per_worker(part), optax.scale(-0.3)), 3)

@@ -66,12 +66,12 @@ def test_of_two_pulls_the_last_one_counts():
     ("inner", "kept"),
     [
         (optax.sgd(0.1), False),
-        (gemjax.scale_by_staleness(), False),
+        (gemjax.rules.scale_by_staleness(), False),
         (gemjax.per_worker(optax.trace(0.9)), False),
-        (gemjax.match_energy(reading="code"), False),  # It keeps a position of its own.
-        (gemjax.match_energy(), True),
-        (optax.chain(optax.clip(1.0), optax.chain(gemjax.match_energy())), True),
-        (optax.masked(gemjax.match_energy(), {"a": True, "b": False}), True),
+        (gemjax.rules.match_energy(reading="code"), False),  # It keeps a position of its own.
+        (gemjax.rules.match_energy(), True),
+        (optax.chain(optax.clip(1.0), optax.chain(gemjax.rules.match_energy())), True),
+        (optax.masked(gemjax.rules.match_energy(), {"a": True, "b": False}), True),
     ],
 )
 def test_stale_params_are_kept_only_if_a_member_reads_them(inner, kept):

@@ -39,7 +39,7 @@ def periods(config: Any) -> int | tuple[int, ...]:
     """
     if not config.dynamic_periods:
         return config.period
-    from gemjax import dynamic_periods  # Here, so that commits are counted without JAX.
+    from gemjax.rules import dynamic_periods  # Here, so that commits are counted without JAX.
 
     return dynamic_periods(config.period, speeds(config))
 

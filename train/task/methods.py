@@ -46,7 +46,7 @@ def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> o
 def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> gemjax.LocalSteps | None:
     """Return the local steps between two commits: `period` steps of SGD or AdamW; None for a method without them.
 
-    A schedule follows the progress of the whole run, see :func:`gemjax.scale_by_progress`. The arguments are those of
+    A schedule follows the progress of the whole run, see :func:`gemjax.rules.scale_by_progress`. The arguments are those of
     :func:`make_method`.
     """
     if not METHODS[config.method].local:
@@ -60,7 +60,7 @@ def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> g
     else:
         tx = _decayed(config, optax.sgd(whole, momentum, nesterov=bool(momentum)))
     if callable(rate):
-        tx = optax.chain(tx, gemjax.scale_by_progress(rate, mean_period(config), config.workers))
+        tx = optax.chain(tx, gemjax.rules.scale_by_progress(rate, mean_period(config), config.workers))
     return gemjax.LocalSteps(tx, periods(config))
 
 
@@ -73,7 +73,7 @@ def dc_momentum_asgd(
     learning_rate: Any, momentum: float = 0.9, num_workers: int = 1, *, strength: float = 2.0
 ) -> optax.GradientTransformationExtraArgs:
     """Return delay compensation before one momentum shared by all workers, which DANA's experiments call DC-ASGD."""
-    tx = optax.chain(gemjax.compensate_delay(strength), optax.sgd(learning_rate, momentum))
+    tx = optax.chain(gemjax.rules.compensate_delay(strength), optax.sgd(learning_rate, momentum))
     return gemjax.asynchronous(tx, num_workers)
 
 

@@ -13,7 +13,7 @@ class Policy:
     **Pacing.** With ``max_staleness=K`` the staleness of every commit is at most K, and no gradient is discarded for it. No
     worker is dispatched while more than K others are in flight, and a gradient waits if its commit would make one in flight
     too stale. With K < N - 1 some workers are therefore idle at any time. (Dropping instead is a rule of the method:
-    :func:`gemjax.drop_stale`.)
+    :func:`gemjax.rules.drop_stale`.)
 
     **Quorum.** With ``quorum=Q`` gradients wait until there are Q of them, then for another ``grace`` seconds, or until no
     worker is in flight. Then all of them commit one after the other, and only then do their workers pull. Q = N is a barrier,

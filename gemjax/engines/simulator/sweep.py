@@ -149,7 +149,8 @@ def sweep(
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
     >>> batches = lambda worker, step: jnp.array([3.0, -1.0])
-    >>> result = gemjax.sweep(lambda rate, kappa: gemjax.gem(rate, 0.9, 8, kappa=kappa), loss_fn, jnp.zeros(2), batches,
+    >>> make_tx = lambda rate, kappa: gemjax.gem(rate, 0.9, num_workers=8, kappa=kappa)
+    >>> result = gemjax.sweep(make_tx, loss_fn, jnp.zeros(2), batches,
     ...                       gemjax.arrivals.Gamma(8).trace(300), {"rate": [0.001, 0.05], "kappa": [1.0, 2.0]})
     >>> [(row["rate"] > 0.01, row["loss"] < 0.1) for row in result.table()]
     [(False, False), (False, False), (True, True), (True, True)]

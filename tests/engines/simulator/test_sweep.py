@@ -68,7 +68,9 @@ def test_bounds_of_the_clamp_are_swept():
 @pytest.mark.nightly
 def test_strengths_of_anchors_and_counts_of_tokens_are_swept(x64):
     problem, plain = quadratic(), gemjax.LocalSteps(optax.sgd(0.05), 2)
-    anchored = lambda strength: gemjax.LocalSteps(optax.chain(optax.sgd(0.05), gemjax.pull_to_anchors(strength)), 2)
+    anchored = lambda strength: gemjax.LocalSteps(
+        optax.chain(optax.sgd(0.05), gemjax.rules.pull_to_anchors(strength)), 2
+    )
     lsgd = lambda strength: gemjax.lsgd(1.0, 4, anchors=True)
     merged = lambda strength: gemjax.decoupled_diloco(0.5, 0.5, 4, tokens=[strength, 1, 2, 1], fragments=1)
     for make, local in ((lsgd, anchored), (merged, lambda strength: plain)):
@@ -190,7 +192,7 @@ def test_the_state_of_all_runs_is_not_taken_for_that_of_one(tmp_path):
     )  # fmt: skip
     opt_state = result.state.opt_state
     for call, name in (
-        (lambda: gemjax.average_position(opt_state), "average_position was"),
+        (lambda: gemjax.rules.average_position(opt_state), "average_position was"),
         (lambda: gemjax.pull(opt_state, result.params, 0), "pull was"),
         (lambda: gemjax.Checkpoints(tmp_path).save(result.state, trace), "state is that"),
     ):
@@ -198,8 +200,8 @@ def test_the_state_of_all_runs_is_not_taken_for_that_of_one(tmp_path):
             ValueError, match=rf"{name} .*of all 2 runs of a sweep.*jax\.tree\.map\(lambda leaf: leaf\[run\]"
         ):
             call()
-    averages = jax.vmap(gemjax.average_position)(opt_state)
-    one = gemjax.average_position(jax.tree.map(lambda leaf: leaf[1], opt_state))
+    averages = jax.vmap(gemjax.rules.average_position)(opt_state)
+    one = gemjax.rules.average_position(jax.tree.map(lambda leaf: leaf[1], opt_state))
     np.testing.assert_allclose(averages[1], one, rtol=1e-6)
 
 

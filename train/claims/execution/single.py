@@ -190,7 +190,7 @@ def judged(run: Run, params: Any, state: Callable[[], Any]) -> Any:
       params: the central variable.
       state: returns the whole state of the run.
     """
-    return gemjax.average_position(state().opt_state) if run.config.method == "lsgd" else params
+    return gemjax.rules.average_position(state().opt_state) if run.config.method == "lsgd" else params
 
 
 def kept(

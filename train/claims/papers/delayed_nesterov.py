@@ -30,7 +30,8 @@ Deviations:
   4. Pre-training has no cosine. The moments of AdamW begin anew after it.
   5. Each series' rate is the one with the lowest test loss of the first two seeds, which are reported too. All five best rates
      are at an end of the grid.
-  6. The cosine of all workers follows the commits of the whole run, see `gemjax.scale_by_progress`. Counted by each worker's
+  6. The cosine of all workers follows the commits of the whole run, see `gemjax.rules.scale_by_progress`. Counted by each
+    worker's
      own steps, as in earlier results here, it would leave the fastest worker at a rate of 0 before the end.
 """
 

@@ -1,0 +1,87 @@
+"""Parts from which methods are composed, and what the author of a rule needs.
+
+A rule is an optax transformation inside of :func:`gemjax.asynchronous`, usually chained with a learning rate. The page
+``methods/README.md`` lists the parts with their place in a chain, and explains how to write one.
+
+>>> import gemjax, math, optax
+>>> tx = gemjax.asynchronous(
+...     optax.chain(gemjax.rules.drop_stale(math.inf), optax.scale_by_adam(), gemjax.rules.scale_by_staleness(),
+...                 optax.scale_by_learning_rate(0.001)),
+...     num_workers=16)
+"""
+
+from gemjax.methods.dana import dana_momentum
+from gemjax.methods.dc_asgd import compensate_delay
+from gemjax.methods.decoupled_diloco import merge_quorum
+from gemjax.methods.delayed_nesterov import delay_momentum, dynamic_periods
+from gemjax.methods.downpour import scale_by_local_steps
+from gemjax.methods.easgd import average_elastically
+from gemjax.methods.fedasync import mix_with_worker
+from gemjax.methods.fragments import by_fragment
+from gemjax.methods.gap_aware import scale_by_gap
+from gemjax.methods.gather import gather, hinge_weight, polynomial_weight
+from gemjax.methods.gem import match_energy
+from gemjax.methods.heloco import align_with_momentum
+from gemjax.methods.incremental import aggregate_last
+from gemjax.methods.lsgd import average_position, follow_leader
+from gemjax.methods.malenia import gather_per_worker
+from gemjax.methods.momentum_asgd import look_ahead_momentum
+from gemjax.methods.momentum_lookahead import discount_momentum
+from gemjax.methods.one_step_delay import correct_one_step_delay
+from gemjax.methods.pipeline import delay_stages, stage_momentum
+from gemjax.methods.rennala import gather_fresh
+from gemjax.methods.ringleader import take_turns
+from gemjax.methods.ringmaster import drop_stale
+from gemjax.methods.samples import weigh_samples
+from gemjax.methods.staleness_aware import StalenessSchedule, scale_by_staleness
+from gemjax.methods.yellowfin import tune_momentum
+from gemjax.protocol.hooks import LookAhead, Position, ReadsStaleParams, Refusals, where_present
+from gemjax.protocol.local_steps import displacements, pull_to_anchors, scale_by_progress
+from gemjax.protocol.slots import SharedRows, Slots, match_mask
+from gemjax.protocol.staleness import require_protocol
+
+__all__ = [
+    "LookAhead",
+    "Position",
+    "ReadsStaleParams",
+    "Refusals",
+    "SharedRows",
+    "Slots",
+    "StalenessSchedule",
+    "aggregate_last",
+    "align_with_momentum",
+    "average_elastically",
+    "average_position",
+    "by_fragment",
+    "compensate_delay",
+    "correct_one_step_delay",
+    "dana_momentum",
+    "delay_momentum",
+    "delay_stages",
+    "discount_momentum",
+    "displacements",
+    "drop_stale",
+    "dynamic_periods",
+    "follow_leader",
+    "gather",
+    "gather_fresh",
+    "gather_per_worker",
+    "hinge_weight",
+    "look_ahead_momentum",
+    "match_energy",
+    "match_mask",
+    "merge_quorum",
+    "mix_with_worker",
+    "polynomial_weight",
+    "pull_to_anchors",
+    "require_protocol",
+    "scale_by_gap",
+    "scale_by_local_steps",
+    "scale_by_progress",
+    "scale_by_staleness",
+    "stage_momentum",
+    "take_turns",
+    "tune_momentum",
+    "weigh_samples",
+    "where_present",
+]
