@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.engines.programs import Kept, Program
 from gemjax.protocol.checks import integer, with_extra_args
-from gemjax.protocol.compat.programs import Kept, Program
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import is_asynchronous, needs_local_steps, needs_rounds

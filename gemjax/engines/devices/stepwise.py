@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from gemjax.engines.programs import Program
 from gemjax.engines.worker import WorkerStep
-from gemjax.protocol.compat.programs import Program
 
 
 class Stepwise:

@@ -13,8 +13,8 @@ from gemjax.batches.functions import Computed
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import are_plain, as_batches
 from gemjax.engines.checks import checked_seed
+from gemjax.engines.programs import UNTOLD
 from gemjax.protocol.checks import check_alike
-from gemjax.protocol.compat.programs import UNTOLD
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any

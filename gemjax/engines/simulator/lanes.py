@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.memory import default_device
+from gemjax.engines.programs import Kept, Program
 from gemjax.engines.result import as_column
 from gemjax.engines.transition import RunState
-from gemjax.protocol.compat.programs import Kept, Program
 
 PyTree = Any
 PROGRAMS = Kept()

@@ -14,10 +14,10 @@ from jax import lax
 
 from gemjax.batches.base import select
 from gemjax.batches.local import LocalBatches
+from gemjax.engines.programs import Kept, Program
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.checks import check_positive_int
-from gemjax.protocol.compat.programs import Kept, Program
 from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any

@@ -21,6 +21,7 @@ from gemjax.engines.checks import (
     warn_without_rounds,
 )
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
+from gemjax.engines.programs import Kept
 from gemjax.engines.result import (
     LAST,
     REFUSED,
@@ -49,7 +50,6 @@ from gemjax.engines.simulator.continuing import begin, rows_of
 from gemjax.engines.simulator.loops import compiled, in_chunks, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition, first_shapes
 from gemjax.protocol.checks import integer
-from gemjax.protocol.compat.programs import Kept
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, check_trace, draws_after

@@ -14,6 +14,7 @@ from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import rows_per_batch
 from gemjax.engines.checks import check_callback, check_given, checked_stops, warn_of_two_rates, warn_without_rounds
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
+from gemjax.engines.programs import Kept
 from gemjax.engines.result import History, with_numbers, without_numbers
 from gemjax.engines.running.evaluation import every_of
 from gemjax.engines.simulator import vmap
@@ -23,7 +24,6 @@ from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_fa
 from gemjax.engines.simulator.loops import in_chunks, loop, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import check_bool, check_positive_int
-from gemjax.protocol.compat.programs import Kept
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, draws_after

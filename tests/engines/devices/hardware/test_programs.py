@@ -17,9 +17,9 @@ from gemjax.batches.rows import as_batches
 from gemjax.engines.devices.hardware.central import COMMIT
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.programs.host import Programs
+from gemjax.engines.programs import Program
 from gemjax.engines.simulator.loops import inputs, loop
 from gemjax.engines.transition import Transition
-from gemjax.protocol.compat.programs import Program
 
 WORKERS, PLATFORMS = 3, ("cuda", "tpu")
 every_exported = every_method("asgd", "gem", each_kind=True)

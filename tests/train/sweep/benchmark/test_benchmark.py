@@ -11,7 +11,7 @@ import pytest
 from made_up_runs import SMALL, made_up
 from matplotlib import image
 
-from gemjax.protocol.compat.programs import Program
+from gemjax.engines.programs import Program
 from train import cli
 from train.claims.execution.batch import record_together
 from train.sweep.benchmark import benchmark, outcome

@@ -15,10 +15,10 @@ from gemjax.engines.devices.hardware.placement import spare
 from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
+from gemjax.engines.programs import Kept, Program
 from gemjax.engines.result import RunFailedError, with_numbers, without_numbers
 from gemjax.engines.transition import RunState, Transition, View
 from gemjax.protocol import slots
-from gemjax.protocol.compat.programs import Kept, Program
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.trace import Draws
 

@@ -16,8 +16,8 @@ from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.programs.gradients import event_of, packed_gradient, stepwise
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.devices.stepwise import Stepwise
+from gemjax.engines.programs import Program
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol.compat.programs import Program
 
 PyTree = Any
 
