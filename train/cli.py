@@ -139,7 +139,7 @@ def _train(argv: list[str]) -> int:
         if folder.config.exists() and (error.errno in FULL or isinstance(error, CheckpointWriteError)):
             advice = "make room" if error.errno in FULL else "fix that"
             go_on = f"go on with: {folder.go_on}" if folder.can_be_resumed() else folder.begin_again(config)
-            newest = "" if isinstance(error, CheckpointWriteError) else f"; {folder.saved.newest()}"
+            newest = "" if isinstance(error, CheckpointWriteError) else f"; {folder.newest_checkpoint()}"
             print(f"train: {in_words(error)}{newest}; {advice} and {go_on}", file=sys.stderr)
             return 1
         raise

@@ -116,5 +116,5 @@ def test_a_run_goes_on_to_its_end_without_a_reader(tmp_path):
         assert process.wait(120) == 0
     folder = RunFolder(tmp_path / "run")
     assert folder.finished(300)
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == 300

@@ -17,10 +17,6 @@ class RecordError(ValueError):
     """A damaged record of a run. The message is one line with the remedy."""
 
 
-class FolderMovedError(RecordError):
-    """A folder that was moved or removed while it was written to."""
-
-
 def printable(text: str) -> str:
     """Return `text` in one line, with escapes for characters that a terminal would not print.
 

@@ -10,11 +10,11 @@ import os
 import shlex
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from train.common.errors import FolderMovedError, UsageError
+from train.common.errors import UsageError
 
 if TYPE_CHECKING:  # Most commands that write files draw nothing.
     from matplotlib.figure import Figure
@@ -109,13 +109,10 @@ def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
+def alone(folder: str | os.PathLike) -> Iterator[None]:
     """Lock a folder against other processes that do the same, where the file system has locks.
 
     The lock is no file, and ends with the process at the latest.
-
-    Yields:
-      A function that raises `FolderMovedError` if the folder is no longer in its place, before something is written beside it.
 
     Raises:
       BlockingIOError: if another process has locked the folder.
@@ -129,18 +126,7 @@ def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
             f"{folder} is in use by another process, such as a run that goes on; wait for its end, or stop it"
         ) from None
     try:
-        before = os.fstat(locked) if locked >= 0 else os.stat(folder)
-
-        def check_in_place() -> None:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                if os.path.samestat(before, os.stat(folder)):
-                    return
-            raise FolderMovedError(
-                f"{folder} was moved or removed by another program, so nothing more is written; what was written before is "
-                f"where the folder is now; Orbax may have created {folder} again, for a checkpoint that was being written"
-            )
-
-        yield check_in_place
+        yield
     finally:
         unlock(locked)
 

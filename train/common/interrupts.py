@@ -6,7 +6,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 # A terminal sends SIGINT for Ctrl-C and SIGHUP when it is closed; schedulers of clusters and containers send SIGTERM.
@@ -143,14 +143,6 @@ class Interrupt(threading.Event):
     def __exit__(self, *_: object) -> None:
         while self._before:
             signal.signal(*self._before.popitem())
-
-    @contextlib.contextmanager
-    def while_unsaved(self) -> Iterator[None]:
-        """Let commits be saved within this context; after it, the first signal ends the process."""
-        try:
-            yield
-        finally:
-            self.unsaved = False
 
     def _on_signal(self, number: int, *_: object) -> None:
         if self.is_set() or not self.unsaved:

@@ -13,7 +13,6 @@ import gemjax
 from gemjax.checkpoints import CheckpointError, CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train.common.console import say
-from train.common.errors import FolderMovedError
 from train.common.files import in_words
 from train.config.config import Config
 from train.run.means import Means
@@ -114,9 +113,9 @@ class RunCallback:
         if self.beside:
             self.record_all(progress.evaluations)
         elif (due := self._due(done)) > self._evaluated:
-            self._evaluated, self.folder.kept.unevaluated = due, True
+            self._evaluated, self.folder.provenance.unevaluated = due, True
             self.evaluate(progress)
-            self.folder.kept.unevaluated = False
+            self.folder.provenance.unevaluated = False
         self.line.update(done, progress.rejected, progress.history)
         if progress.history:
             self.scalars.progress(done, progress.history, self.line.rate)
@@ -156,7 +155,9 @@ class RunCallback:
             self.checkpoints.wait()
         if len(trace) != self.checkpoints.latest:
             if self.beside:
-                self.folder.kept.unevaluated = self._due(len(trace)) - self._begun > self._recorded + self._declined
+                self.folder.provenance.unevaluated = (
+                    self._due(len(trace)) - self._begun > self._recorded + self._declined
+                )
             self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
 
     def save_first(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
@@ -169,7 +170,7 @@ class RunCallback:
 
     def make_up(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
         """Evaluate the state of a checkpoint, if the evaluation before it has failed."""
-        if not self.folder.kept.unevaluated or self.config.central_hosts:
+        if not self.folder.provenance.unevaluated or self.config.central_hosts:
             return
         if self.last[0] < len(trace):  # It may have failed after its row was written.
             reached = gemjax.Progress(
@@ -178,7 +179,7 @@ class RunCallback:
                 history={"time": trace.time[-1:]},
             )  # fmt: skip
             self.evaluate(reached)
-        self.folder.kept.unevaluated = False
+        self.folder.provenance.unevaluated = False
 
     def finish(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
         """Write the last checkpoint; on a terminal, try several times, so that the user can free disk space.
@@ -209,7 +210,6 @@ class RunCallback:
             return
         self._after_error = True
         try:
-            self.folder.check_in_place()
             state, trace = (
                 (reached.state, reached.trace)
                 if isinstance(reached, gemjax.Result)
@@ -220,13 +220,11 @@ class RunCallback:
                 raise OSError(f"the event log has lost {int(state.commits) - logged} of {int(state.commits)} commits")
             self.save(state, trace)
             self.checkpoints.wait()
-        except FolderMovedError:  # The exception says so.
-            return
         except Exception as error:
             with contextlib.suppress(Exception):
                 reason = in_words(error) if isinstance(error, OSError) else str(error)
                 if not isinstance(error, CheckpointWriteError):
-                    reason += f"; {self.folder.saved.newest(self.checkpoints)}"
+                    reason += f"; {self.folder.newest_checkpoint(self.checkpoints)}"
                 say(self.console, f"the commits before the error could not be saved: {reason}")
         else:
             refused = len(trace) - int(state.commits)  # A simulation counts them, too.

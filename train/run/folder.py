@@ -6,22 +6,21 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gemjax import Checkpoints, RunState, Trace
+from gemjax import CheckpointError, Checkpoints, RunState, Trace
 from gemjax.telemetry import eventlog
 from train.common import files
 from train.common.errors import RecordError
 from train.common.files import append_whole, check_out
 from train.config.config import Config
 from train.config.parsing import command_of
-from train.run.records.kept import Kept
 from train.run.records.metrics import read_metrics
-from train.run.records.saved import Saved
+from train.run.records.provenance import Provenance
 
 RUNS = Path("runs")
 LEFTOVERS = re.compile(r"checkpoints|config\.json\..*unfinished")  # Left by a run that is killed at its start.
@@ -44,11 +43,10 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.timeline = self.path / "timeline.json"
         self.tensorboard = self.path / "tensorboard"
-        self.saved = Saved(self.path / "checkpoints")
+        self.saved = self.path / "checkpoints"
         self.replay = self.path / "replay.json"
-        self.kept = Kept(self.path)
+        self.provenance = Provenance(self.path)
         self._alone = False
-        self.check_in_place: Callable[[], None] = lambda: None  # By :meth:`alone`.
 
     @classmethod
     def fresh(cls, config: Config) -> "RunFolder":
@@ -95,20 +93,12 @@ class RunFolder:
             yield
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        with files.alone(self.path) as self.check_in_place:
+        with files.alone(self.path):
             self._alone = True
             try:
                 yield
             finally:
                 self._alone = False
-
-    def check_writable(self) -> None:
-        """Raise `PermissionError` if a run that is resumed could not be saved."""
-        for path in (self.path, self.saved.path, self.events, self.metrics):
-            if path.exists() and not os.access(path, os.W_OK):
-                raise PermissionError(
-                    f"{path} cannot be written: no permission; change that, or resume a copy of the run"
-                )
 
     def begin(self, config: Config) -> None:
         """Save the configuration; from then on the run can be resumed."""
@@ -155,20 +145,28 @@ class RunFolder:
         found = _read(self.replay)
         return found["verdict"], found["pieces"][-1]["end"]
 
+    def checkpoints(self, keep: int = 2, *, read_only: bool = False) -> Checkpoints:
+        """Open the checkpoints, of which the newest `keep` are kept, or all if that is 0; there may be none yet."""
+        return Checkpoints(self.saved.absolute(), keep or None, read_only=read_only)
+
+    def newest_checkpoint(self, opened: Checkpoints | None = None) -> str:
+        """Say of how many commits the newest checkpoint is; `opened` may still write it."""
+        try:
+            found = (opened or self.checkpoints(read_only=True)).latest
+        except (CheckpointError, OSError) as error:
+            return str(error)
+        return "there is no checkpoint" if found is None else f"the newest checkpoint is of {found} commits"
+
     def save_checkpoint(
         self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog, *, wait: bool = False
     ) -> None:
         """Write a checkpoint with the sizes of the records, so that a resumed run repeats no line.
 
         It is written in the background unless `wait` is set; closing `checkpoints` waits for the last one.
-
-        Raises:
-          FolderMovedError: if the folder was moved or removed.
         """
-        self.check_in_place()
         log.sync()  # Before the checkpoint that holds the log's size, so that a power cut cannot leave a shorter log.
         files.sync(self.metrics)
-        checkpoints.save(state, trace, self._sizes() | self.kept.metadata(), wait=wait)
+        checkpoints.save(state, trace, self._sizes() | self.provenance.metadata(), wait=wait)
 
     def _sizes(self) -> dict[str, int]:
         records = {"events": self.events, "metrics": self.metrics}
@@ -181,7 +179,7 @@ class RunFolder:
           RecordError: if a line of the event log or of the metrics cannot be read; the message names it.
           CheckpointError: if the checkpoint cannot be read.
         """
-        found = self.saved.open(read_only=True).metadata
+        found = self.checkpoints(read_only=True).metadata
         if found is None:
             return None
         try:
@@ -191,17 +189,27 @@ class RunFolder:
             raise RecordError(str(error)) from error
         return logged
 
-    def check_empty(self, config: Config) -> None:
-        """Check that a run without a checkpoint has no records either, because it would begin again and replace them.
+    def check_writable(self, config: Config, *, anew: bool) -> None:
+        """Check that the run can be saved here.
+
+        Args:
+          config: its configuration.
+          anew: True if it has no checkpoint, and so would begin again and replace its records.
 
         Raises:
-          RecordError: if it has; with the command that begins the run in another folder.
+          RecordError: if it would replace some; with the command that begins the run in another folder.
+          PermissionError: if a file cannot be written.
         """
-        if found := [f"{name}.jsonl" for name, size in self._sizes().items() if size]:
+        if anew and (found := [f"{name}.jsonl" for name, size in self._sizes().items() if size]):
             raise RecordError(
-                f"{self.path} cannot be resumed: there is no checkpoint in {self.saved.path}, but there are records in "
+                f"{self.path} cannot be resumed: there is no checkpoint in {self.saved}, but there are records in "
                 f"{' and '.join(found)}, which a new start would delete; restore the checkpoints, or {self.begin_again(config)}"
             )
+        for path in (self.path, self.saved, self.events, self.metrics):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(
+                    f"{path} cannot be written: no permission; change that, or resume a copy of the run"
+                )
 
     @property
     def go_on(self) -> str:
@@ -216,7 +224,7 @@ class RunFolder:
 
     def can_be_resumed(self) -> bool:
         """Return True if the run has a checkpoint, or no records that a new start would delete."""
-        return self.saved.latest is not None or not any(self._sizes().values())
+        return self.checkpoints(read_only=True).latest is not None or not any(self._sizes().values())
 
     def rewind(self, sizes: dict[str, Any], commits: int, applied: int) -> None:
         """Truncate the records to their sizes at a checkpoint, and remove conclusions on commits that will be made again.
@@ -236,12 +244,7 @@ class RunFolder:
                 os.truncate(path, sizes[name])
 
     def add_metrics(self, **fields: Any) -> None:
-        """Append one line to `metrics.jsonl`.
-
-        Raises:
-          FolderMovedError: if the folder was moved or removed.
-        """
-        self.check_in_place()
+        """Append one line to `metrics.jsonl`."""
         append_whole(self.metrics, json.dumps(fields) + "\n")
 
     def read_metrics(self) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,12 +29,29 @@ from train.run.progress import commits_per_second
 from train.run.records.log import RunLog
 from train.task.cluster import policy, ray_cluster, traces
 from train.task.memory import check_memory, in_words, may_be_large, say_batch_size
-from train.task.methods import local_steps, make_method
-from train.task.task import Task, make_task, parameter_shapes
+from train.task.task import Task, arguments, initial_state, make_task, parameter_shapes, state_shapes
 
 # Longest intervals between two calls of the callback.
 CALLBACK_EVERY = 100  # Commits.
 CALLBACK_SECONDS = 1.0  # Not in a simulation.
+
+
+class Prepared(NamedTuple):
+    """What a run needs before its folder is created.
+
+    Attributes:
+      task: the learning problem.
+      logged: the commits of its event log up to the newest checkpoint; `None` without a checkpoint.
+      placement: the devices of a run on devices.
+      trace: of a simulation, all commits.
+      longer: of a simulation, the trace that is simulated up to there; see :func:`train.task.cluster.traces`.
+    """
+
+    task: Task
+    logged: gemjax.Trace | None
+    placement: gemjax.Placement | None
+    trace: gemjax.Trace | None
+    longer: gemjax.Trace | None
 
 
 @in_its_precision
@@ -49,15 +66,55 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: Interr
         checkpoints remain valid.
     """
     with contextlib.ExitStack() as until_summary:
-        if folder.config.exists():
+        new = not folder.config.exists()
+        if not new:
             until_summary.enter_context(folder.alone())
-        return _train(config, folder, console, interrupt or Interrupt(), until_summary)
+        prepared = _prepare(config, folder, console)
+        if prepared is None:
+            return folder.read_summary() | {"finished": True}  # It may have been stopped on the way to more commits.
+        interrupt = interrupt or Interrupt()
+        with contextlib.ExitStack() as during_run:
+            workers = during_run.enter_context(ray_cluster(config, console))
+            until_summary.enter_context(folder.alone())
+            checkpoints = during_run.enter_context(folder.checkpoints(config.keep_checkpoints))
+            until_summary.enter_context(interrupt)  # After Ray, which has a handler of its own.
+            during_run.callback(setattr, interrupt, "unsaved", False)
+            if new:
+                folder.check_new()
+            say(console, f"compiling (once per {'worker' if workers else 'device'}) …")
+            restored, recorded = _restore(config, prepared, folder, checkpoints, console)
+            folder.begin(config)  # After the checkpoint was found to fit.
+            log = during_run.enter_context(
+                RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True))
+            )
+            callback = RunCallback(
+                config, prepared.task, folder, checkpoints, log, interrupt, console, prepared.trace, len(recorded)
+            )
+            if restored is not None:
+                interrupt.go_on = folder.go_on
+                callback.make_up(restored, recorded)
+            elif not config.central_hosts:  # Otherwise it is written during the run.
+                interrupt.go_on = folder.go_on
+                # Now, so that a run that is killed before the next checkpoint can be resumed.
+                callback.save_first(initial_state(config, prepared.task, _place(config)), recorded)
+            initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
+            del restored
+            with callback.line, callback.scalars, warnings_on(console):
+                began, result = time.perf_counter(), None
+                try:
+                    result = _run_engine(config, prepared, initial, recorded, workers, callback)
+                    seconds = time.perf_counter() - began
+                    found = callback.conclude(result, _evaluator(prepared))
+                except Exception as error:  # The run can be resumed from the saved state, once the cause is fixed.
+                    callback.save_after_error(result_of(error) or result)
+                    raise
+            callback.finish(result.state, result.trace)
+            interrupt.go_on = folder.go_on  # Of any run, as there is a checkpoint.
+        return _conclude(config, folder, result, callback, found, seconds, console)
 
 
-def _train(
-    config: Config, folder: RunFolder, console: Console, interrupt: Interrupt, until_summary: contextlib.ExitStack
-) -> dict[str, Any]:
-    new = not folder.config.exists()
+def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | None:
+    """Prepare a run before its folder is created: from then on it can be resumed; `None` if it has made all commits."""
     if config.engine != "simulate":
         gemjax.cpu_devices(min(_cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
     with warnings_on(console):
@@ -65,65 +122,19 @@ def _train(
     if may_be_large(config):
         check_memory(config, parameter_shapes(config), 0)
     task = make_task(config)
-    if folder.finished(task.num_commits):
+    total = task.num_commits
+    if folder.finished(total):
         made = folder.summarised_commits()
-        done = (
-            f"all {made} commits"
-            if made == task.num_commits
-            else f"{made} commits, and {task.num_commits} are asked for"
-        )
+        done = f"all {made} commits" if made == total else f"{made} commits, and {total} are asked for"
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
-        # It may have been stopped on the way to more commits.
-        return folder.read_summary() | {"finished": True}
-    if config.engine == "devices":
-        _placement(config)  # Refuses what this host cannot do, before there is a folder.
-    if logged is None:
-        folder.check_empty(config)
-    else:
-        _check_left(folder, len(logged), task)
-    folder.check_writable()
-    check_memory(config, task.params, task.num_commits)
-    # Before the folder is created: from then on the run can be resumed.
-    trace, longer = traces(config, task.num_commits) if config.engine == "simulate" else (None, None)
-    say(console, f"{in_words(config, task.params, task.num_commits)}; run folder {folder.path}")
+        return None
+    placement = _placement(config) if config.engine == "devices" else None
+    folder.check_writable(config, anew=logged is None)
+    check_memory(config, task.params, total)
+    trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)
+    say(console, f"{in_words(config, task.params, total)}; run folder {folder.path}")
     say_batch_size(config, task, console)
-    with (
-        ray_cluster(config, console) as workers,
-        contextlib.nullcontext(until_summary.enter_context(folder.alone())),
-        folder.saved.open(config.keep_checkpoints) as checkpoints,
-        contextlib.nullcontext(until_summary.enter_context(interrupt)),  # After Ray, which has a handler of its own.
-        interrupt.while_unsaved(),
-    ):
-        if new:
-            folder.check_new()
-        say(console, f"compiling (once per {'worker' if workers else 'device'}) …")
-        restored, recorded = _restore(config, task, folder, checkpoints, logged, console)
-        folder.begin(config)  # After the checkpoint was found to fit.
-        if restored is not None or not config.central_hosts:  # Those write their first checkpoint during the run.
-            interrupt.go_on = folder.go_on
-        with RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True)) as log:
-            callback = RunCallback(config, task, folder, checkpoints, log, interrupt, console, trace, len(recorded))
-            if restored is None and not config.central_hosts:
-                # Now, so that a run that is killed before the next checkpoint can be resumed.
-                callback.save_first(_initial(config, task), recorded)
-            elif restored is not None:
-                callback.make_up(restored, recorded)
-            initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
-            del restored
-            if len(recorded) == task.num_commits:  # Only the summary is missing.
-                longer = trace
-            with callback.line, callback.scalars, warnings_on(console):
-                began, result = time.perf_counter(), None
-                try:
-                    result = _run_engine(config, task, initial, recorded, longer, workers, log, callback)
-                    seconds = time.perf_counter() - began
-                    found = callback.conclude(result, _evaluator(config))
-                except Exception as error:  # The run can be resumed from the saved state, once the cause is fixed.
-                    callback.save_after_error(result_of(error) or result)
-                    raise
-            callback.finish(result.state, result.trace)
-            interrupt.go_on = folder.go_on  # Of any run, as there is a checkpoint.
-    return _conclude(config, folder, result, callback, found, seconds, console)
+    return Prepared(task, logged, placement, trace, longer)
 
 
 def _cpu_devices(config: Config) -> int:
@@ -158,29 +169,28 @@ def _placement(config: Config) -> gemjax.Placement:
         ) from error
 
 
-def _evaluator(config: Config) -> jax.Device | None:
+def _evaluator(prepared: Prepared) -> jax.Device | None:
     """Return the device on which a run is evaluated; `None` for the first one."""
-    return _placement(config).evaluator if config.engine == "devices" else None
+    return prepared.placement.evaluator if prepared.placement else None
 
 
 def _run_engine(
     config: Config,
-    task: Task,
+    prepared: Prepared,
     initial: list[gemjax.RunState | None],
     recorded: gemjax.Trace,
-    trace: gemjax.Trace | None,
     workers: gemjax.Cluster | None,
-    log: gemjax.EventLog,
     callback: RunCallback,
 ) -> gemjax.Result:
-    """Run the engine of the configuration; only a simulation has its `trace` beforehand, which may go on after the run."""
-    tx, local = optimizers(config, task)
-    if trace is not None:
+    """Run the engine of the configuration; only a simulation has its trace beforehand."""
+    task, (given, shared) = prepared.task, arguments(config, prepared.task)
+    if prepared.trace is not None and prepared.longer is not None:
+        # If all commits are made, only the summary is missing.
+        trace = prepared.longer if len(recorded) < task.num_commits else prepared.trace
         callback_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
         try:
             result = gemjax.simulate(
-                tx, task.loss_fn, task.params, task.batches, trace,
-                model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=initial.pop(),
+                *given, trace, **shared, diagnostics=("gap",), state=initial.pop(),
                 callback=lambda progress: callback(progress) or progress.commits >= task.num_commits,
                 callback_every=callback_every, stops=callback.stops,
             )  # fmt: skip
@@ -198,17 +208,16 @@ def _run_engine(
         compression = None if config.compression == "none" else config.compression
         run = functools.partial(gemjax.run_on_cluster, cluster=workers, compression=compression)
     else:
-        run = functools.partial(gemjax.run_on_devices, placement=_placement(config))
+        run = functools.partial(gemjax.run_on_devices, placement=prepared.placement)
     # Compiled before the clock starts: the first evaluation would take cores from all workers.
-    task.evaluate(task.params, task.model_state, device=_evaluator(config))
+    task.evaluate(task.params, task.model_state, device=_evaluator(prepared))
     members = gemjax.Members(config.workers)
     callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
     if callback.first_is_due:
         members.look()
     return run(
-        tx, task.loss_fn, task.params, task.batches, task.num_commits,
-        policy=policy(config), members=members, model_state=task.model_state, local=local, seed=config.seed,
-        diagnostics=("gap",), recorded=None if initial[0] is None else recorded, state=initial.pop(), log=log,
+        *given, task.num_commits, **shared, policy=policy(config), members=members, diagnostics=("gap",),
+        recorded=None if initial[0] is None else recorded, state=initial.pop(), log=callback.log,
         callback=callback, callback_every=CALLBACK_EVERY, callback_seconds=CALLBACK_SECONDS, stops=callback.stops,
         evaluate=callback.evaluate_beside, evaluate_every=commits_between(config, task.num_commits),
     )  # fmt: skip
@@ -226,56 +235,36 @@ def _check_applied(config: Config, result: gemjax.Result) -> None:
         raise
 
 
-def optimizers(config: Config, task: Task) -> tuple[Any, Any]:
-    """Make the method and its local steps, if it has any."""
-    steps = task.batches.steps_per_epoch
-    return make_method(config, steps), local_steps(config, steps)
-
-
 def _restore(
     config: Config,
-    task: Task,
+    prepared: Prepared,
     folder: RunFolder,
     checkpoints: gemjax.Checkpoints,
-    logged: gemjax.Trace | None,
     console: Console,
 ) -> tuple[gemjax.RunState | None, gemjax.Trace]:
-    """Return state and trace of the newest checkpoint, if any, and truncate records that go beyond it.
-
-    `logged` is the trace of the event log up to that checkpoint; without one the records are empty.
-    """
+    """Return state and trace of the newest checkpoint, if any, and truncate records that go beyond it."""
+    task, logged = prepared.task, prepared.logged
     if logged is None:
         if folder.events.exists():
             say(console, "there is no checkpoint yet: starting again")
-        folder.kept.note(config, 0, task.data_checksum())
+        folder.provenance.note(config, 0, task.data_checksum())
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
     like = state_shapes(config, task, _place(config))
     state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
-    _check_left(folder, len(recorded), task)  # Of a simulation also the commits that it did not apply.
-    folder.kept.note(config, int(state.commits), task.data_checksum(), sizes)
+    if (made := len(recorded)) > task.num_commits:  # Those that were not applied count in a simulation.
+        raise UsageError(
+            f"the run in {folder.path} has made {made} commits, and {task.num_commits} are asked for; raise --epochs to "
+            "continue it"
+        )
+    folder.provenance.note(config, int(state.commits), task.data_checksum(), sizes)
     if len(logged) != int(state.commits):
         raise RecordError(
             f"{folder.events} has {len(logged)} commits up to the checkpoint, but the checkpoint has {int(state.commits)}; "
             "restore the file, or start a new run in another folder"
         )
-    folder.rewind(sizes, len(recorded), int(state.commits))
-    say(console, f"continuing from the checkpoint at {len(recorded)} commits")
+    folder.rewind(sizes, made, int(state.commits))
+    say(console, f"continuing from the checkpoint at {made} commits")
     return state, recorded
-
-
-def _check_left(folder: RunFolder, made: int, task: Task) -> None:
-    if made > task.num_commits:
-        raise UsageError(
-            f"the run in {folder.path} has made {made} commits, and {task.num_commits} are asked for; raise --epochs to "
-            "continue it"
-        )
-
-
-def state_shapes(config: Config, task: Task, device: jax.Device) -> gemjax.RunState:
-    """Return the shapes of the state of a run, on a device, to load a checkpoint into."""
-    like = jax.eval_shape(lambda: _initial(config, task))
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like)
 
 
 def _place(config: Config) -> jax.Device:
@@ -284,17 +273,6 @@ def _place(config: Config) -> jax.Device:
     That of a real run is in host memory: it may be larger than the memory of one device.
     """
     return jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
-
-
-def _initial(config: Config, task: Task) -> gemjax.RunState:
-    """Return the state of a run before its first commit."""
-    tx, local = optimizers(config, task)
-
-    def begin(params, model_state):
-        return gemjax.initial_state(tx, params, num_workers=config.workers, model_state=model_state, local=local)
-
-    with jax.default_device(_place(config)):
-        return jax.jit(begin)(task.params, task.model_state)  # Eagerly each operation would be compiled by itself.
 
 
 def result_of(error: BaseException | None) -> gemjax.Result | None:
@@ -307,7 +285,6 @@ def result_of(error: BaseException | None) -> gemjax.Result | None:
 
 
 def _conclude(config, folder, result, callback, found, seconds, console) -> dict[str, Any]:
-    folder.check_in_place()
     if result.stopped:  # Said before the picture, which takes seconds, is drawn.
         name = interrupts.name_of(callback.interrupt.number)
         say(

@@ -102,7 +102,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     _check_memory(grid, task.params)
     folder.data = task.data_checksum()
     folder.create()
-    with alone(folder.path) as folder.check_in_place:
+    with alone(folder.path):
         known = _known(grid, folder)  # Another process may have begun, or ended, a sweep there meanwhile.
         folder.begin(grid)
         interrupts.raise_again()  # From here there is a folder to resume from, which the last line names.

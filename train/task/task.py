@@ -19,6 +19,7 @@ from train.task.data import load as data
 from train.task.data import on_each_host
 from train.task.data.augment import augment
 from train.task.evaluate import make_evaluate
+from train.task.methods import local_steps, make_method
 
 PyTree = Any
 # Fields that decide a task, besides the seed and the number of its commits.
@@ -41,6 +42,10 @@ class Task:
     params_of: Callable[[int], PyTree]  # seed -> params
     batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
     data_checksum: Callable[[], str]  # Of training and test data.
+
+    def of(self, seed: int) -> "Task":
+        """Return the task with the parameters and batches of another seed."""
+        return dataclasses.replace(self, params=self.params_of(seed), batches=self.batches_of(seed))
 
 
 def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
@@ -112,6 +117,36 @@ def make_task(config: Config) -> Task:
         batches_of=batches_of,
         data_checksum=lambda: data.checksum(dataset),
     )
+
+
+def arguments(config: Config, task: Task) -> tuple[tuple[Any, Any, Any, Any], dict[str, Any]]:
+    """Return the arguments that every engine takes of a run: positional ones, up to the batches, and keywords.
+
+    Engines find compiled programs by the identity of these objects: keep them for further calls.
+    """
+    steps = task.batches.steps_per_epoch
+    given = make_method(config, steps), task.loss_fn, task.params, task.batches
+    return given, {"model_state": task.model_state, "local": local_steps(config, steps), "seed": config.seed}
+
+
+def initial_state(config: Config, task: Task, device: jax.Device) -> gemjax.RunState:
+    """Return the state of a run before its first commit, on a device."""
+    (tx, *_), shared = arguments(config, task)
+
+    def begin(params: PyTree, model_state: PyTree) -> gemjax.RunState:
+        return gemjax.initial_state(
+            tx, params, num_workers=config.workers, model_state=model_state, local=shared["local"]
+        )
+
+    with jax.default_device(device):
+        return jax.jit(begin)(task.params, task.model_state)  # Eagerly each operation would be compiled by itself.
+
+
+def state_shapes(config: Config, task: Task, device: jax.Device) -> gemjax.RunState:
+    """Return the shapes of the state of a run, on a device, to load a checkpoint into."""
+    like = jax.eval_shape(lambda: initial_state(config, task, device))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like)
 
 
 def _init(config: Config, model: Any, shape: tuple[int, ...], seed: int) -> tuple[PyTree, PyTree]:

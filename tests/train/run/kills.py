@@ -63,7 +63,7 @@ def wait_until(process, condition):
 
 
 def names_in(folder):
-    return set(os.listdir(folder.saved.path)) if folder.saved.path.exists() else set()
+    return set(os.listdir(folder.saved)) if folder.saved.exists() else set()
 
 
 def size_of(folder):
@@ -162,7 +162,7 @@ def load(folder):
     """Load state and trace of the newest checkpoint."""
     config = Config.load(folder.config)
     like = gemjax.initial_state(make_method(config), make_task(config).params, num_workers=config.workers)
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         return Loaded(*checkpoints.load(like)[:2])
 
 

@@ -84,10 +84,10 @@ def test_a_central_variable_on_several_hosts_is_saved_in_parts_and_continued_on_
     assert cli.main([*flags, "--epochs", "1", "--out", str(folder.path)]) == 0
     assert capsys.readouterr().err == ""
     assert_recorded(folder, 88)
-    commits = sorted(int(path.name) for path in folder.saved.path.glob("[0-9]*"))
+    commits = sorted(int(path.name) for path in folder.saved.glob("[0-9]*"))
     assert commits[0] < 20  # The first one is not due before 20 commits.
     for number in commits:
-        assert sorted(path.name for path in (folder.saved.path / str(number) / "parts").iterdir()) == ["0", "1"]
+        assert sorted(path.name for path in (folder.saved / str(number) / "parts").iterdir()) == ["0", "1"]
     assert cli.main(["--resume", str(folder.path), "--epochs", "2", "--central-hosts", "3"]) == 0
     assert "continuing from the checkpoint at 88 commits" in capsys.readouterr().out
     assert_recorded(folder, 176)

@@ -96,7 +96,7 @@ def test_a_file_that_is_missing_or_cut_is_refused_or_changes_nothing(finished, f
 
 @pytest.mark.parametrize("summary", ["finished", "killed"])
 def test_records_without_a_checkpoint_are_refused_and_kept(folder, capsys, summary):
-    shutil.rmtree(folder.saved.path)
+    shutil.rmtree(folder.saved)
     if summary == "killed":
         folder.summary.unlink()
     error = refusal(capsys, folder, LONGER)
@@ -111,8 +111,8 @@ def test_records_without_a_checkpoint_are_refused_and_kept(folder, capsys, summa
 
 
 def test_a_checkpoint_that_cannot_be_read_leaves_the_records(folder, capsys):
-    shutil.rmtree(folder.saved.path / "33")
-    for path in folder.saved.path.rglob("*"):
+    shutil.rmtree(folder.saved / "33")
+    for path in folder.saved.rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
     before = {path: path.read_bytes() for path in (folder.events, folder.metrics)}
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_records(folder, capsys):
 @pytest.mark.slow
 def test_a_run_without_records_and_checkpoints_begins(folder, capsys):
     """It was killed before its first commit."""
-    shutil.rmtree(folder.saved.path)
+    shutil.rmtree(folder.saved)
     for path in (folder.summary, folder.metrics):
         path.unlink()
     folder.events.write_text("")
@@ -134,7 +134,7 @@ def test_a_run_without_records_and_checkpoints_begins(folder, capsys):
 
 
 def test_a_finished_run_without_checkpoints_is_still_finished(folder, capsys):
-    shutil.rmtree(folder.saved.path)
+    shutil.rmtree(folder.saved)
     before = contents(folder)
     assert cli.main(["--resume", "run"]) == 0
     assert "the run in run has made all 33 commits" in capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_a_finished_run_without_checkpoints_is_still_finished(folder, capsys):
 
 
 def test_the_new_folder_does_not_exist_yet(folder, capsys):
-    shutil.rmtree(folder.saved.path)
+    shutil.rmtree(folder.saved)
     folder.path.with_name("run-2").mkdir()
     assert "--out run-3" in refusal(capsys, folder, LONGER)
 
@@ -164,7 +164,7 @@ def test_every_command_names_the_line_that_cannot_be_read(folder, capsys, monkey
 def test_damage_behind_the_checkpoint_is_removed(folder, tail):
     """A crash may cut a line; after a power cut, the file system may show NUL bytes."""
     whole = folder.events.read_bytes(), folder.metrics.read_bytes()
-    shutil.rmtree(folder.saved.path / "33")
+    shutil.rmtree(folder.saved / "33")
     folder.summary.unlink()
     for path in (folder.events, folder.metrics):
         with open(path, "ab") as file:
@@ -193,7 +193,7 @@ def test_a_run_that_cannot_be_written_is_refused_before_training(folder, monkeyp
 
 def test_a_report_needs_no_checkpoint(folder):
     """They take more room than the records, so users remove them."""
-    shutil.rmtree(folder.saved.path)
+    shutil.rmtree(folder.saved)
     assert cli.main(["report", "run"]) == 0
 
 
@@ -204,8 +204,8 @@ def test_a_resumed_run_leaves_no_summary_or_replay_of_commits_that_it_makes_agai
     assert cli.main(["replay", "run"]) == 0
     if not ended:
         folder.summary.unlink()
-    shutil.rmtree(folder.saved.path / "33")
-    earlier = max(int(path.name) for path in folder.saved.path.glob("[0-9]*"))
+    shutil.rmtree(folder.saved / "33")
+    earlier = max(int(path.name) for path in folder.saved.glob("[0-9]*"))
     with monkeypatch.context() as patched:
         patched.setattr(training, "_run_engine", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

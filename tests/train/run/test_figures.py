@@ -137,7 +137,11 @@ def test_the_expected_staleness_is_marked():
 def test_the_picture_of_a_run_names_the_learning_rates_of_its_sessions():
     folder, config = RunFolder("run"), Config(learning_rate=0.03)
     assert figures._rates(folder, config) == "0.03"
-    folder.kept.settings = [(0, {"learning_rate": 0.1}), (200, {"learning_rate": 0.1}), (276, {"learning_rate": 0.03})]
+    folder.provenance.settings = [
+        (0, {"learning_rate": 0.1}),
+        (200, {"learning_rate": 0.1}),
+        (276, {"learning_rate": 0.03}),
+    ]
     assert figures._rates(folder, config) == "0.1, then 0.03 after 276 applied commits"
 
 

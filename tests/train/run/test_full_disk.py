@@ -57,7 +57,7 @@ def failing(monkeypatch):
 
 
 def checkpoints_in(folder):
-    return sorted(int(name) for name in os.listdir(RunFolder(folder).saved.path) if name.isdecimal())
+    return sorted(int(name) for name in os.listdir(RunFolder(folder).saved) if name.isdecimal())
 
 
 @pytest.mark.slow

@@ -125,10 +125,10 @@ def test_a_run_that_a_signal_stops_continues_bit_for_bit(
     assert capfd.readouterr().err == ""
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     folder = RunFolder("run")
-    assert sorted(path.name for path in folder.saved.path.glob("[0-9]*")) == ["0", "22"]
+    assert sorted(path.name for path in folder.saved.glob("[0-9]*")) == ["0", "22"]
     assert cli.main(["--resume", "run"]) == 0
     assert "continuing from the checkpoint at 22 commits" in capfd.readouterr().out
-    assert sorted(path.name for path in folder.saved.path.glob("[0-9]*")) == ["22", str(COMMITS)]
+    assert sorted(path.name for path in folder.saved.glob("[0-9]*")) == ["22", str(COMMITS)]
 
 
 class EndedError(BaseException):
@@ -172,7 +172,7 @@ def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
     assert "Ctrl-C: stopping after the commits in flight, with a checkpoint; a second signal stops at once" in errors[1]
     folder = RunFolder("run")
     assert not folder.summary.exists()
-    assert "22" not in os.listdir(folder.saved.path) or moment == "finish"
+    assert "22" not in os.listdir(folder.saved) or moment == "finish"
     assert cli.main(["--resume", "run"]) == 0
     assert "continuing from the checkpoint at" in capfd.readouterr().out
     assert folder.finished(COMMITS)
@@ -258,6 +258,6 @@ def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
             assert process.wait(300) == 129
         finally:
             process.kill()
-    assert folder.saved.path.exists()
-    assert all(name.isdigit() or name == ".lock" for name in os.listdir(folder.saved.path))
+    assert folder.saved.exists()
+    assert all(name.isdigit() or name == ".lock" for name in os.listdir(folder.saved))
     assert folder.summary.exists()

@@ -46,27 +46,6 @@ def test_a_run_that_another_process_writes_is_refused_and_not_changed(folder):
         pass
 
 
-@pytest.mark.parametrize("instead", ["nothing", "a folder", "a file"])
-def test_nothing_is_written_in_the_place_of_a_folder_that_was_moved(folder, tmp_path, instead):
-    """The rest of the run would lie in a new folder, which could not be resumed."""
-    with folder.alone():
-        folder.add_metrics(commits=1)
-        moved = folder.path.rename(f"{tmp_path}-moved")
-        before = {path.name: path.read_bytes() for path in moved.iterdir()}
-        if instead == "a folder":
-            folder.path.mkdir()
-        elif instead == "a file":
-            folder.path.write_text("")
-        for write in (lambda: folder.add_metrics(commits=2), lambda: folder.save_checkpoint(None, None, None, None)):
-            with pytest.raises(
-                RecordError, match="was moved or removed by another program, so nothing more is written"
-            ):
-                write()
-    assert {path.name: path.read_bytes() for path in moved.iterdir()} == before
-    assert folder.path.exists() == (instead != "nothing")
-    assert instead != "a folder" or not os.listdir(folder.path)
-
-
 def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tmp_path, monkeypatch):
     folder, synced = RunFolder(tmp_path), []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_ino, os.fstat(number).st_size)))
@@ -98,30 +77,30 @@ def test_other_data_of_the_same_size_are_refused(folder):
         def save(self, state, trace, metadata, wait):
             saved.update(json.loads(json.dumps(metadata)))
 
-    folder.kept.note(config, 0, "0000abcd")
+    folder.provenance.note(config, 0, "0000abcd")
     folder.events.unlink()
     with gemjax.EventLog(folder.events) as log:
         folder.save_checkpoint(Checkpoints(), None, None, log)
-    folder.kept.note(config, 5, "0000abcd", saved)
+    folder.provenance.note(config, 5, "0000abcd", saved)
     said = r"the data of digits are not those that .* was begun with \(their checksum is 00001234, but was 0000abcd\)"
     with pytest.raises(RecordError, match=said):
-        folder.kept.note(config, 5, "00001234", saved)
+        folder.provenance.note(config, 5, "00001234", saved)
 
 
 def test_another_generator_of_random_numbers_is_refused(folder):
     """As an environment variable chooses it: dropout and augmentation would change in the midst of a run."""
     config = Config()
-    folder.kept.note(config, 0, None)
-    saved = json.loads(json.dumps(folder.kept.metadata()))
-    folder.kept.note(config, 5, None, saved)
+    folder.provenance.note(config, 0, None)
+    saved = json.loads(json.dumps(folder.provenance.metadata()))
+    folder.provenance.note(config, 5, None, saved)
     said = "were drawn with JAX_DEFAULT_PRNG_IMPL=threefry2x32, and now it is rbg; set it as it was"
     with jax.default_prng_impl("rbg"), pytest.raises(RecordError, match=said):
-        folder.kept.note(config, 5, None, saved)
+        folder.provenance.note(config, 5, None, saved)
     with (
         jax.threefry_partitionable(False),
         pytest.raises(RecordError, match="JAX_THREEFRY_PARTITIONABLE=True, and now it"),
     ):
-        folder.kept.note(config, 5, None, saved)
+        folder.provenance.note(config, 5, None, saved)
 
 
 @pytest.mark.parametrize("error", [RecordError, gemjax.CheckpointError])

@@ -40,7 +40,7 @@ def test_a_run_leaves_all_its_records(tiny, small, engine, monkeypatch):
     trace = eventlog.trace_of(folder.events, 3)
     assert len(trace) == 33
     assert folder.read_metrics()["commits"][-1] == 33
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == 33
     assert image.imread(folder.picture).std() > 0.05
     rate = summary["commits_per_second"]
@@ -82,7 +82,7 @@ def test_a_simulation_is_evaluated_every_so_many_virtual_seconds(tiny, small):
 @pytest.mark.parametrize("x64", [False, True])
 def test_a_run_computes_in_its_precision(tiny, small, x64):
     folder, _, _ = run(dataclasses.replace(small, engine="simulate", x64=x64, epochs=0.3))
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         arrays = checkpoints._metadata(checkpoints.latest)["arrays"]
     kinds = {kind.split("[")[0] for name, kind, *_ in arrays if name.startswith("params.")}
     assert kinds == {"float64" if x64 else "float32"}
@@ -190,7 +190,7 @@ def test_every_configuration_runs_at_a_small_scale(name, tmp_path, data_dir, mon
     )
     folder, summary, _ = run(small)
     assert summary["finished"]
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == summary["total"]
     assert np.isfinite(summary["test_loss"])
 
@@ -216,7 +216,7 @@ def test_a_run_trains_saves_and_evaluates_with_batch_statistics(monkeypatch, sma
     task = make_task(config)
     tx = make_method(config, task.batches.steps_per_epoch)
     like = gemjax.initial_state(tx, task.params, num_workers=3, model_state=task.model_state)
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         state, _, _ = checkpoints.load(like)
     moved = state.model_state["batch_stats"]["BatchNorm_0"]
     assert abs(float(moved["var"][0]) - 1) > 0.01

@@ -50,7 +50,7 @@ def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
     folder, _, _ = run(
         dataclasses.replace(small, engine="simulate", checkpoint_every=10, keep_checkpoints=0, eval_every=33)
     )
-    with folder.saved.open(read_only=True) as checkpoints:
+    with folder.checkpoints(read_only=True) as checkpoints:
         assert checkpoints.commits == [0, 10, 20, 30, 33]
 
 
@@ -58,7 +58,7 @@ def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
 def test_a_run_continues_although_an_earlier_checkpoint_is_damaged(tiny, small):
     config = dataclasses.replace(small, engine="simulate", checkpoint_every=11, epochs=0.5)
     folder, _, _ = run(config)
-    path = folder.saved.path / "11" / "_CHECKPOINT_METADATA"
+    path = folder.saved / "11" / "_CHECKPOINT_METADATA"
     path.write_text(path.read_text().replace('"init_timestamp_nsecs"', '"xnit_timestamp_nsecs"'))
     _, summary, output = run(dataclasses.replace(config, epochs=1.0), folder)
     assert summary["finished"]
@@ -72,7 +72,7 @@ def test_a_resumed_run_notes_its_changed_settings(tiny, small):
     folder, _, _ = run(config)
     again = RunFolder(folder.path)
     run(dataclasses.replace(config, epochs=1.0, learning_rate=0.05), again)
-    with again.saved.open() as checkpoints:
+    with again.checkpoints() as checkpoints:
         assert checkpoints.metadata["settings"] == [
             [0, {"epochs": 0.5, "learning_rate": 0.1}],
             [17, {"epochs": 1.0, "learning_rate": 0.05}],
@@ -142,7 +142,7 @@ def test_a_simulation_that_ends_without_an_applied_commit_fails(tiny, small, clu
         run(config, folder)
     made = len(failure.value.result.trace)
     assert made < 3 * 4 + 7, "it would have failed in any case"
-    with folder.saved.open(read_only=True) as checkpoints:
+    with folder.checkpoints(read_only=True) as checkpoints:
         assert checkpoints.commits[-1] == made
     with pytest.raises(gemjax.RunFailedError, match="no commit was ever applied"):
         run(config, folder)

@@ -72,7 +72,7 @@ def test_a_run_that_fails_saves_its_commits(tiny, small, monkeypatch):
         folder = RunFolder.fresh(config)
         with pytest.raises(gemjax.RunFailedError, match="12 of 33 commits are made"):
             run(config, folder)
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == 12
     _, summary, _ = run(config, folder)
     assert summary["finished"]
@@ -95,7 +95,7 @@ def test_the_first_ctrl_c_ends_a_run_of_hung_workers_with_a_checkpoint(tiny, sma
     assert not summary["finished"]
     assert summary["commits"] == 12
     assert "stopping after the commits in flight" in capfd.readouterr().err
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == 12
     assert run(small, folder)[1]["finished"]
 
@@ -156,7 +156,7 @@ def test_the_commits_before_an_error_are_saved(tiny, small, monkeypatch, engine)
         patched.setattr(training.RunCallback, name, fail)
         with pytest.raises(ZeroDivisionError, match="the second evaluation"):
             training.train(config, folder, output)
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         reached = checkpoints.latest
     assert 22 <= reached <= 33
     saved = f"the {reached} commits before the error are saved; go on with: python -m train --resume {folder.path}"
@@ -190,7 +190,7 @@ def test_the_result_of_an_error_s_cause_is_saved(tiny, small, monkeypatch, lost)
         patched.setattr(gemjax.EventLog, "write", lossy)
         with pytest.raises(OSError, match="the source cannot be read"):
             training.train(small, folder, output)
-    with folder.saved.open() as checkpoints:
+    with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == 0 if lost else checkpoints.latest >= 9
     assert ("could not be saved: " in output.file.getvalue()) == bool(lost)
     assert run(small, folder)[1]["finished"]

@@ -1,5 +1,6 @@
 """One run of a claim: simulated, evaluated and summarised as a small record."""
 
+import dataclasses
 import functools
 import time
 import warnings
@@ -16,8 +17,7 @@ from train.config.config import Config
 from train.task.cluster import cluster
 from train.task.divergence import MARGIN
 from train.task.memory import check_memory
-from train.task.methods import local_steps, make_method
-from train.task.task import DECIDING, Task, make_task
+from train.task.task import DECIDING, Task, arguments, make_task
 
 LAST = 20  # Commits per worker in the mean of the final training loss.
 POINTS = 200  # Largest number of points of a curve.
@@ -40,14 +40,13 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
     """
     began = time.perf_counter()
     task = task_of(run.config, machine)
-    config, batches = run.config, task.batches_of(run.config.seed)
-    total = num_commits(config, len(jax.tree.leaves(batches.data)[0]))
+    config = run.config
+    total = num_commits(config, len(jax.tree.leaves(task.batches.data)[0]))
     check_memory(config, task.params_of(config.seed), total)
-    params, model_state = _beginning(run, task)
+    task = _begun(run, task)
     trace = cluster(config).trace(total, config.seed)
     watcher = _Watcher(run, task, total, tell)
-    steps = batches.steps_per_epoch
-    arguments = (make_method(config, steps), task.loss_fn, params, batches, trace)
+    given, shared = arguments(config, task)
     state, failed = None, ""
     try:
         with warnings.catch_warnings():  # A run that diverges is a result of a claim.
@@ -57,18 +56,17 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
             for end, diagnostics in segments(total, config.workers, run.diagnostics):
                 watcher.until = end
                 result = gemjax.simulate(
-                    *arguments, model_state=model_state, local=local_steps(config, steps), seed=config.seed,
-                    diagnostics=diagnostics, state=state,
+                    *given, trace, **shared, diagnostics=diagnostics, state=state,
                     callback=watcher, callback_every=CHUNK, stops=[*watcher.evaluations, end],
                 )  # fmt: skip
                 state = result.state
     except gemjax.RunFailedError as error:
         failed = str(error)
         watcher.evaluated = [row for row in watcher.evaluated if row[0] < total]  # A run that failed has no result.
-    begin = task.train_loss(params, model_state)
+    begin = task.train_loss(task.params, task.model_state)
     return watcher.conclude(begin) | {
         "failed": failed,
-        "steps_per_epoch": batches.steps_per_epoch,
+        "steps_per_epoch": task.batches.steps_per_epoch,
         "seconds": round(time.perf_counter() - began, 2),
     }
 
@@ -105,25 +103,23 @@ def _task(config: Config) -> Task:
 _trained: dict[tuple[Config, float], tuple[Task, Any]] = {}  # What the last pre-training made, and for which task.
 
 
-def _beginning(run: Run, task: Task) -> tuple[Any, Any]:
-    """Return the initial parameters and model state of a run, after its pre-training if there is one."""
+def _begun(run: Run, task: Task) -> Task:
+    """Return the task with the batches of a run's seed, and with its initial parameters, after pre-training if there is any."""
+    own = task.of(run.config.seed)
     if not run.pretraining:
-        return task.params_of(run.config.seed), task.model_state
+        return own
     kept = (*DECIDING, "learning_rate", "weight_decay", "local_optimizer", "local_momentum")
     fields = {name: getattr(run.config, name) for name in kept}
     config = Config(engine="simulate", method="downpour", workers=1, epochs=run.pretraining, **fields)
     found = _trained.get((config, run.pretraining))
     if found is None or found[0] is not task:
-        batches = task.batches_of(0)
-        total = num_commits(config, len(jax.tree.leaves(batches.data)[0]))
-        steps = batches.steps_per_epoch
-        result = gemjax.simulate(
-            make_method(config, steps), task.loss_fn, task.params_of(0), batches, cluster(config).trace(total, 0),
-            model_state=task.model_state, local=local_steps(config, steps), seed=0, callback_every=CHUNK,
-        )  # fmt: skip
+        total = num_commits(config, len(jax.tree.leaves(task.batches.data)[0]))
+        given, shared = arguments(config, task.of(0))
+        result = gemjax.simulate(*given, cluster(config).trace(total, 0), **shared, callback_every=CHUNK)
         _trained.clear()
         found = _trained[config, run.pretraining] = task, (result.params, result.model_state)
-    return found[1]
+    params, model_state = found[1]
+    return dataclasses.replace(own, params=params, model_state=model_state)
 
 
 class _Watcher:

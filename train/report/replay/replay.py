@@ -20,7 +20,7 @@ from train.config.parsing import parse_flags
 from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Piece, compare, worst
 from train.report.replay.simulator import Replayer
 from train.run.folder import RunFolder
-from train.run.records.kept import settings_of
+from train.run.records.provenance import settings_of
 from train.task.task import make_task
 
 
@@ -74,7 +74,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         )
     if not folder.events.exists():
         raise RecordError(f"{folder.path} cannot be replayed: it has no {folder.events.name}")
-    with folder.saved.open(read_only=True) as checkpoints:
+    with folder.checkpoints(read_only=True) as checkpoints:
         if not checkpoints.latest:
             raise RecordError(f"{folder.path} cannot be replayed: it has no checkpoint after a commit yet")
         say(console, f"{config.method} on {config.dataset}: preparing data and parameters …")
@@ -82,7 +82,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         numbers, saved = list(filter(None, checkpoints.commits)), checkpoints.metadata or {}
         logged = eventlog.trace_of(folder.events, config.workers)  # Read after them: a run that goes on adds to both.
         remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}, or give their folder as --data-dir"
-        folder.kept.check(config, saved, task.data_checksum(), remedy)
+        folder.provenance.check(config, saved, task.data_checksum(), remedy)
         replayer = Replayer(config, task, logged, settings_of(saved))
         pieces: list[Piece] = []
         state, begin = replayer.initial(), 0

@@ -12,8 +12,7 @@ import numpy as np
 import gemjax
 from gemjax.engines.result import with_numbers
 from train.config.config import Config
-from train.run.train import optimizers, state_shapes
-from train.task.task import Task
+from train.task.task import Task, arguments, initial_state, state_shapes
 
 PyTree = Any
 Settings = list[tuple[int, dict[str, Any]]]  # Commits from which on fields of the configuration have these values.
@@ -35,14 +34,11 @@ class Replayer:
         self.settings = settings if settings and settings[0][0] == 0 else [(0, {}), *settings]
         self._events = trace.events()
         self._ends = np.flatnonzero(self._events.commits) + 1  # Arrivals up to each commit.
-        self._optimizers = functools.cache(self._make)  # The same objects: compiled programs are found by identity.
+        self._arguments = functools.cache(self._make)  # The same objects: compiled programs are found by identity.
 
     def initial(self) -> gemjax.RunState:
         """Return the state before the first commit."""
-        tx, local = self._optimizers(0)
-        return gemjax.initial_state(
-            tx, self.task.params, num_workers=self.config.workers, model_state=self.task.model_state, local=local
-        )
+        return initial_state(self.config, self.task, jax.devices()[0])
 
     def shapes(self) -> gemjax.RunState:
         """Return the shapes of a state on the device of the simulator."""
@@ -54,11 +50,9 @@ class Replayer:
             return state
         cuts = [begin, *(first for first, _ in self.settings if begin < first < end), end]
         for begins, ends in itertools.pairwise(cuts):
-            tx, local = self._optimizers(max(k for k, (first, _) in enumerate(self.settings) if first <= begins))
+            given, shared = self._arguments(max(k for k, (first, _) in enumerate(self.settings) if first <= begins))
             state = gemjax.simulate(
-                tx, self.task.loss_fn, self.task.params, self.task.batches, self.trace,
-                model_state=self.task.model_state, local=local, seed=self.config.seed, diagnostics=("gap",),
-                state=self._without_losses(state, begins), stops=[ends],
+                *given, self.trace, **shared, diagnostics=("gap",), state=self._without_losses(state, begins), stops=[ends],
                 callback=lambda progress, ends=ends: progress.commits >= ends,
             ).state  # fmt: skip
         return state
@@ -82,7 +76,7 @@ class Replayer:
         state = state._replace(
             arrivals=arrivals, dropped=none, rejected=none, step=jax.tree.map(lambda _: steps, state.step)
         )
-        return with_numbers(state, steps, state.draw.value, self._optimizers(0)[1])
+        return with_numbers(state, steps, state.draw.value, self._arguments(0)[1]["local"])
 
-    def _make(self, number: int) -> tuple[Any, Any]:
-        return optimizers(dataclasses.replace(self.config, **self.settings[number][1]), self.task)
+    def _make(self, number: int) -> tuple[tuple[Any, Any, Any, Any], dict[str, Any]]:
+        return arguments(dataclasses.replace(self.config, **self.settings[number][1]), self.task)

@@ -25,14 +25,10 @@ class Store(abc.ABC, Generic[Job, Result]):
 
     Args:
       path: the folder.
-
-    Attributes:
-      check_in_place: called before a result is written.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self.check_in_place: Callable[[], None] = lambda: None
 
     @abc.abstractmethod
     def key(self, job: Job) -> str:
@@ -80,7 +76,6 @@ class Store(abc.ABC, Generic[Job, Result]):
 
     def save(self, job: Job, result: Result) -> None:
         """Write the result of `job`."""
-        self.check_in_place()
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.file(job), json.dumps(self.content(job, result), indent=1) + "\n")
 

@@ -22,7 +22,7 @@ from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
 from train.task.data import load
-from train.task.task import make_task
+from train.task.task import make_task, state_shapes
 
 SAME = "same to rounding"
 
@@ -57,18 +57,18 @@ def pieces(found):
 def altered(folder, number, alter):
     """Replace a checkpoint by one with another state."""
     like = _like(folder)
-    with folder.saved.open(0) as checkpoints:
+    with folder.checkpoints(0) as checkpoints:
         state, trace, metadata = checkpoints.load(like, number)
     with gemjax.Checkpoints(folder.path / "replacing") as checkpoints:
         checkpoints.save(alter(state), trace, metadata)
-    shutil.rmtree(folder.saved.path / str(number))
-    (folder.path / "replacing" / str(number)).rename(folder.saved.path / str(number))
+    shutil.rmtree(folder.saved / str(number))
+    (folder.path / "replacing" / str(number)).rename(folder.saved / str(number))
 
 
 def _like(folder):
     config = Config.load(folder.config)
     with precision(config.x64):
-        return training.state_shapes(config, make_task(config), jax.devices()[0])
+        return state_shapes(config, make_task(config), jax.devices()[0])
 
 
 def test_a_simulation_replays_bit_for_bit(made, capsys):
@@ -164,11 +164,11 @@ def test_the_verdict_counts_also_if_it_cannot_be_written(made, capsys, monkeypat
 def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
     folder = made("--epochs", "0.6")
     assert cli.main(["--resume", "run", "--epochs", "1", "--learning-rate", "0.03"]) == 0
-    assert folder.kept.settings == []
+    assert folder.provenance.settings == []
     changed = 20
-    assert (folder.saved.path / str(changed)).is_dir()
+    assert (folder.saved / str(changed)).is_dir()
     assert replayed(folder)["verdict"] == SAME
-    shutil.rmtree(folder.saved.path / str(changed))
+    shutil.rmtree(folder.saved / str(changed))
     found = replayed(folder)
     assert found["verdict"] == SAME
     assert changed not in [piece["end"] for piece in found["pieces"]]
@@ -212,10 +212,10 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(made, capsys):
     assert "run cannot be replayed: it has no events.jsonl" in refusal()
     folder.events.write_text("".join(folder.events.read_text().splitlines(keepends=True)[:15]))
     assert "lines are missing at the end of the log" in refusal()
-    shutil.rmtree(folder.saved.path)
+    shutil.rmtree(folder.saved)
     assert "it has no checkpoint after a commit yet" in refusal()
     for number in (11, 22, COMMITS):
-        shutil.rmtree(folder.saved.path / str(number))
+        shutil.rmtree(folder.saved / str(number))
     assert "it has no checkpoint after a commit yet" in refusal()
     assert cli.main(["replay", "elsewhere"]) == 2
 
@@ -231,7 +231,7 @@ def test_the_report_shows_the_last_replay(made):
 @pytest.mark.slow
 def test_a_replay_changes_no_other_file(made):
     folder = made()
-    unfinished = folder.saved.path / "40.orbax-checkpoint-tmp"  # Of a run that is still going on.
+    unfinished = folder.saved / "40.orbax-checkpoint-tmp"  # Of a run that is still going on.
     unfinished.mkdir()
     before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.is_file()}
     replayed(folder)
@@ -301,8 +301,8 @@ def test_a_simulation_that_lost_all_gradients_for_a_while_replays(made, capsys):
 @pytest.mark.slow
 def test_a_checkpoint_that_a_run_adds_while_its_log_is_read_is_left_to_the_next_replay(made, monkeypatch):
     folder = made()
-    events, newest = folder.events.read_bytes(), folder.saved.path / "33"
-    with folder.saved.open(read_only=True) as checkpoints:
+    events, newest = folder.events.read_bytes(), folder.saved / "33"
+    with folder.checkpoints(read_only=True) as checkpoints:
         _, _, metadata = checkpoints.load(_like(folder), 22)
     read = replay.eventlog.trace_of
 
@@ -329,7 +329,7 @@ def test_checkpoints_that_a_run_replaces_meanwhile_are_passed_over(made, monkeyp
 
     def read_and_replace(*arguments):
         for number in {11, 22, 33} - {*left}:
-            shutil.rmtree(folder.saved.path / str(number), ignore_errors=True)
+            shutil.rmtree(folder.saved / str(number), ignore_errors=True)
         return read(*arguments)
 
     monkeypatch.setattr(replay.eventlog, "trace_of", read_and_replace)

@@ -11,7 +11,7 @@ from train.config.config import Config
 SETTINGS = ("epochs", "learning_rate")  # Fields that change commits and may change when a run is resumed.
 
 
-class Kept:
+class Provenance:
     """Data and settings of a run, as its checkpoints hold them.
 
     Args:
