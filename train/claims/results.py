@@ -78,6 +78,11 @@ class Measured:
         """Return the measurements of the runs for which `keep` is true."""
         return Measured(self.scale, [(run, record) for run, record in self.records if keep(run)])
 
+    def guessing(self, accuracy: float) -> "Measured":
+        """Return the measurements with that test accuracy, that of a guess, for each run that failed."""
+        known = lambda record: record if record["test_accuracy"] is not None else record | {"test_accuracy": accuracy}
+        return Measured(self.scale, [(run, known(record)) for run, record in self.records])
+
     @property
     def series(self) -> list[str]:
         return list(dict.fromkeys(run.series for run, _ in self.records))
@@ -112,13 +117,13 @@ class Measured:
         """Return the mean over seeds; see :meth:`spread`."""
         return self.spread(what, series, point).mean
 
-    def exceeds(self, what: str, one: tuple[str, float], other: tuple[str, float]) -> bool:
-        """Return True if a scalar is larger at `one`, a series and its point, than at `other`, beyond the scatter over seeds.
+    def exceeds(self, what: str, one: tuple[str, float], other: tuple[str, float], by: float = 0.0) -> bool:
+        """Return True if a scalar at `one`, a series and its point, exceeds that at `other` beyond the scatter over seeds.
 
-        Seeds are compared in pairs: the mean of their differences is above half of its 95 % interval. With one seed a larger
-        number is enough.
+        Seeds are compared in pairs: the mean of their differences, less `by`, is above half of its 95 % interval. With one seed
+        a larger number is enough.
         """
-        return self.excess(what, one, other).positive
+        return Spread.of([value - by for value in self.excess(what, one, other).values]).positive
 
     def excess(self, what: str, one: tuple[str, float], other: tuple[str, float]) -> Spread:
         """Return by how much a scalar is larger at `one`, a series and its point, than at `other`, over the seeds of both."""

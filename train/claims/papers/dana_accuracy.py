@@ -33,7 +33,6 @@ from typing import Any
 
 from train.claims.claim import Claim, Scatter, Statement, compare
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, GUESS, SMALL_COMMITS, TINY, TINY_NETWORK, percent, shared
-from train.claims.results import Spread
 from train.claims.runs import Run, over_seeds
 from train.config.config import Config, Method
 
@@ -86,18 +85,19 @@ def runs(base: Config, epochs: float, workers, seeds, without: str, **changes) -
 
 
 def judge(measured) -> list[Statement]:
-    points = measured.points("DANA-DC")
-    most = points[-1]
+    points, measured = measured.points("DANA-DC"), measured.guessing(GUESS)
+    most, reached = points[-1], lambda series, n: measured.spread("test_accuracy", series, n)
+    ahead = lambda one, other, n, by=0.0: measured.exceeds("test_accuracy", (one, n), (other, n), by)
     momenta = [series for series in measured.series if series not in (BASELINE, "ASGD") and "DANA" not in series]
-    one = measured.spread("test_accuracy", BASELINE, 1).values
-    learns = min(one) > CHANCE and all(_mean(measured, OURS[0], n) > CHANCE for n in points)
+    one = reached(BASELINE, 1).values
+    learns = min(one) > CHANCE and all(reached(OURS[0], n).mean > CHANCE for n in points)
     table = PAPER["test_accuracy"]
     known = [n for n in points if n in table[OURS[0]]]
     kept = [
-        [own / alone if learns else math.nan for own, alone in zip(_reached(measured, OURS[0], n), one, strict=True)]
+        [own / alone if learns else math.nan for own, alone in zip(reached(OURS[0], n).values, one, strict=True)]
         for n in known
     ]
-    shown = lambda series: percent([_mean(measured, series, n) for n in points])
+    shown = lambda series: percent([reached(series, n).mean for n in points])
     words = ", ".join(f"{n:g}" for n in known)
     return [
         compare(
@@ -111,35 +111,19 @@ def judge(measured) -> list[Statement]:
         ),
         Statement(
             f"NAG-ASGD, Multi-ASGD and DC-ASGD fail with {most:g} workers: ten points or more below DANA-DC",
-            learns and all(_ahead(measured, OURS[0], series, most, 0.1) for series in OTHERS),
+            learns and all(ahead(OURS[0], series, most, 0.1) for series in OTHERS),
             "; ".join(f"{series} {shown(series)}" for series in OTHERS) + f"; DANA-DC {shown(OURS[0])}",
             "; ".join(f"{series} {percent([*table[series].values()])}, then fails" for series in OTHERS),
         ),
         Statement(
             f"no method with another momentum is ahead of DANA-DC, and all are behind it with {MANY} workers or more",
             learns
-            and not any(_ahead(measured, series, OURS[0], n) for series in momenta for n in points)
-            and all(_ahead(measured, OURS[0], series, n) for series in momenta for n in points if n >= MANY),
+            and not any(ahead(series, OURS[0], n) for series in momenta for n in points)
+            and all(ahead(OURS[0], series, n) for series in momenta for n in points if n >= MANY),
             "; ".join(f"{series} {shown(series)}" for series in (*OURS, *momenta)),
             f"DANA-DC {percent([*table[OURS[0]].values()])}, first everywhere",
         ),
     ]
-
-
-def _reached(measured, series: str, n: float) -> list[float]:
-    """Return the test accuracy of each seed, where a failed one counts as a guess."""
-    return [GUESS if math.isnan(value) else value for value in measured.spread("test_accuracy", series, n).values]
-
-
-def _mean(measured, series: str, n: float) -> float:
-    values = _reached(measured, series, n)
-    return sum(values) / len(values)
-
-
-def _ahead(measured, series: str, other: str, n: float, by: float = 0.0) -> bool:
-    """Return True if `series` is more accurate than `other` by more than `by`, beyond the scatter over seeds."""
-    pairs = zip(_reached(measured, series, n), _reached(measured, other, n), strict=True)
-    return Spread.of([own - its - by for own, its in pairs]).positive
 
 
 def draw(figure, measured, plots) -> list:

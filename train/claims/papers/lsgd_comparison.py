@@ -35,7 +35,6 @@ Deviations:
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,7 +69,7 @@ PAPER = {
 LOOKS = 42
 
 
-def _config(series: str, base: Config, workers: int, period: int, drop: float | None = None) -> Config:
+def _config(series: str, base: Config, workers: int, period: int = 64, drop: float | None = None) -> Config:
     """Return a run's configuration; `drop` is the epoch per worker at which the rate falls."""
     own: dict[str, dict[str, Any]] = {
         ONE: {"method": "asgd"},
@@ -85,92 +84,104 @@ def _config(series: str, base: Config, workers: int, period: int, drop: float | 
 PLACES = [(ONE, 1), *((series, workers) for workers in WORKERS for series in SERIES)]
 
 
-def _runs(network: str, base: Config, period: int, drop: float | None = None, seeds: Sequence[int] = (0,)) -> list[Run]:
+def _runs(network: str, base: Config, seeds: Sequence[int] = (0,), **setting: Any) -> list[Run]:
     """Return the runs of one network at a rate that all methods share."""
     rows = [
         run
         for series, workers in PLACES
         for run in over_seeds(
-            f"{network}, {series}", _config(series, base, workers, period, drop), seeds=seeds, evaluations=LOOKS
+            f"{network}, {series}", _config(series, base, workers, **setting), seeds=seeds, evaluations=LOOKS
         )
     ]
     return sorted(rows, key=lambda run: run.config.seed)
-
-
-def _tried(series: str, workers: int, rate: float, seeds: Sequence[int], name: str, share: float = 1.0) -> list[Run]:
-    """Return runs with a rate; `share` is their part of a whole run."""
-    config = _config(series, CPU, workers, 64)
-    config = dataclasses.replace(config, learning_rate=rate, epochs=share * config.epochs)
-    return over_seeds(name, config, seeds=seeds, evaluations=LOOKS)
 
 
 def _tuning(series: str, rate: float) -> str:
     return f"{SMALL}, {series}, η = {rate:g}"
 
 
+def _tuning_runs() -> list[Run]:
+    """Return a run of a quarter of the length with each rate."""
+    return [
+        run
+        for series, workers in PLACES
+        for rate in RATES[series]
+        for run in over_seeds(
+            _tuning(series, rate),
+            dataclasses.replace(_config(series, CPU, workers), learning_rate=rate, epochs=0.25 * CPU.epochs),
+            seeds=(TUNING_SEED,),
+            evaluations=LOOKS,
+        )
+    ]
+
+
 def then(measured) -> list[Run]:
     """Return the runs at the rates with the lowest test error of the tuning seed."""
     if measured.scale != "cpu":
         return []
-    rows = []
+    known, rows = measured.guessing(GUESS), []
     for series, workers in PLACES:
-        reached = {rate: _errors(measured, _tuning(series, rate), workers)[0] for rate in RATES[series]}
-        rate = min(reached, key=lambda one: reached[one])
-        rows += _tried(series, workers, rate, SEEDS["cpu"], f"{SMALL}, {series}")
+        rate = max(RATES[series], key=lambda one: known.mean("test_accuracy", _tuning(series, one), workers))
+        config = dataclasses.replace(_config(series, CPU, workers), learning_rate=rate)
+        rows += over_seeds(f"{SMALL}, {series}", config, seeds=SEEDS["cpu"], evaluations=LOOKS)
     return sorted(rows, key=lambda run: run.config.seed)
 
 
 def judge(measured) -> list[Statement]:
-    networks = _networks(measured)
-    errors = {
-        (network, series): [_errors(measured, f"{network}, {series}", 1 if series == ONE else n) for n in WORKERS]
+    measured, networks = measured.guessing(GUESS), _networks(measured)
+    place = lambda network, series, workers: (f"{network}, {series}", 1 if series == ONE else workers)
+    places = {
+        (network, series): [place(network, series, n) for n in WORKERS]
         for network in networks
         for series in (*SERIES, ONE)
     }
-    learned = all(min(map(min, rows)) < 1 - 2 * GUESS for rows in errors.values())
-    leads = {
-        f"points on {network}, {other} ({workers})": Spread.of([b - a for a, b in zip(own, its, strict=True)])
-        for network in networks
-        for other in ("DOWNPOUR", ONE)
-        for workers, own, its in zip(WORKERS, errors[network, "LSGD"], errors[network, other], strict=True)
-    }
-    times = {key: [_times(measured, *key, n) for n in WORKERS] for key in errors if key[1] != ONE}
+    reached = {key: [measured.spread("test_accuracy", *one) for one in both] for key, both in places.items()}
+    learned = all(max(max(one.values) for one in both) > 2 * GUESS for both in reached.values())
+
+    def leads(network: str, other: str) -> list[Spread]:
+        """Return LSGD's lead over `other` with 4 and with 16 workers, over seeds."""
+        pairs = zip(places[network, "LSGD"], places[network, other], strict=True)
+        return [measured.excess("test_accuracy", own, its) for own, its in pairs]
 
     def grows(network: str, other: str) -> bool:
         """Return True if LSGD's lead over `other` grows from 4 to 16 workers and is one with 16, beyond the scatter."""
-        few, many = (
-            [b - a for a, b in zip(own, its, strict=True)]
-            for own, its in zip(errors[network, "LSGD"], errors[network, other], strict=True)
-        )
-        return _beyond(many, few) and _beyond(many, [0.0] * len(many))
+        few, many = leads(network, other)
+        return many.positive and _differences(many.values, few.values).positive
 
+    shown_leads = {
+        f"points on {network}, {other} ({workers})": lead
+        for network in networks
+        for other in ("DOWNPOUR", ONE)
+        for workers, lead in zip(WORKERS, leads(network, other), strict=True)
+    }
+    times = {key: [_times(measured, key[0], *one) for one in both] for key, both in places.items() if key[1] != ONE}
     table = PAPER["test_error"] if measured.full else {}
     shown = "; ".join(
-        f"{network}, {series} {percent([_mean(row) for row in (rows[:1] if series == ONE else rows)])}"
-        for (network, series), rows in errors.items()
+        f"{network}, {series} {percent([1 - one.mean for one in (both[:1] if series == ONE else both)])}"
+        for (network, series), both in reached.items()
     )
     paper = "; ".join(f"{series} {percent([*values.values()], '.1f')}" for series, values in table.items())
+    rivals = [(network, other) for network in networks for other in ("EASGD", "DOWNPOUR")]
     return [
         Statement(
             "with 4 and 16 workers LSGD ends with a lower test error than DOWNPOUR and, in the same time, one worker's SGD",
             measured=shown,
             paper=paper,
-            **ahead(leads, sound=learned, factor=100),
+            **ahead(shown_leads, sound=learned, factor=100),
         ),
         Statement(
             "LSGD reaches the final error of one worker's SGD sooner than EASGD and DOWNPOUR do (epochs per worker)",
             learned
             and all(
-                _beyond(its, own)
-                for network in networks
-                for other in ("EASGD", "DOWNPOUR")
+                _differences(its, own).positive
+                for network, other in rivals
                 for own, its in zip(times[network, "LSGD"], times[network, other], strict=True)
             ),
-            "; ".join(f"{', '.join(key)} {words([_mean(row) for row in rows], '.1f')}" for key, rows in times.items()),
+            "; ".join(f"{', '.join(key)} {words(map(np.mean, rows), '.1f')}" for key, rows in times.items()),
         ),
         Statement(
             "LSGD leads EASGD and DOWNPOUR with 16 workers, by more than with 4",
-            learned and all(grows(network, other) for network in networks for other in ("EASGD", "DOWNPOUR")),
+            learned and all(grows(*rival) for rival in rivals),
             shown,
             paper,
         ),
@@ -181,32 +192,21 @@ def _networks(measured) -> list[str]:
     return list(dict.fromkeys(series.split(", ")[0] for series in measured.series))
 
 
-def _errors(measured, series: str, workers: int) -> list[float]:
-    """Return the final test error of each seed, that of a guess if a run has failed."""
-    values = measured.spread("test_accuracy", series, workers).values
-    return [1 - (GUESS if math.isnan(value) else value) for value in values]
-
-
 def _times(measured, network: str, series: str, workers: int) -> list[float]:
     """Return per seed the epochs per worker until the final error of one worker's SGD; one more than all if never."""
-    target = 1 - _mean(_errors(measured, f"{network}, {ONE}", 1))
-    found = []
-    for record in measured.of(f"{network}, {series}", workers):
-        config = next(run.config for run, one in measured.records if one is record)
-        reached = [accuracy is not None and accuracy >= target for accuracy in record["evaluations"]["test_accuracy"]]
-        at = [commits / record["commits"] for commits in record["evaluations"]["commits"]]
-        when = next((part for part, there in zip(at, reached, strict=True) if there), None)
-        found.append(config.epochs + 1 if when is None else config.epochs * when)
+    target, found = measured.mean("test_accuracy", f"{network}, {ONE}", 1), []
+    for run, record in measured.records:
+        if (run.series, run.point) == (series, workers):
+            looks = zip(record["evaluations"]["commits"], record["evaluations"]["test_accuracy"], strict=True)
+            reached = [commits for commits, accuracy in looks if accuracy is not None and accuracy >= target]
+            epochs = run.config.epochs
+            found.append(epochs * (reached[0] / record["commits"]) if reached else epochs + 1)
     return found
 
 
-def _beyond(larger: Sequence[float], smaller: Sequence[float]) -> bool:
-    """Return True if the first values are larger, seed by seed, beyond the scatter over seeds; see `Measured.exceeds`."""
-    return Spread.of([a - b for a, b in zip(larger, smaller, strict=True)]).positive
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+def _differences(ones: Sequence[float], others: Sequence[float]) -> Spread:
+    """Return the spread of the differences, seed by seed."""
+    return Spread.of([one - other for one, other in zip(ones, others, strict=True)])
 
 
 def draw(figure, measured, plots) -> list:
@@ -240,16 +240,11 @@ CLAIM = Claim(
     source="Teng et al., 2019, CNN7 and ResNet-20 on CIFAR-10",
     runs={
         "full": [
-            *_runs("CNN7", _with(CIFAR10, model="cnn7", epochs=100.0), 64, seeds=SEEDS["full"]),
-            *_runs("ResNet-20", _with(CIFAR10, epochs=160.0), 64, drop=128.0, seeds=SEEDS["full"]),
+            *_runs("CNN7", _with(CIFAR10, model="cnn7", epochs=100.0), SEEDS["full"]),
+            *_runs("ResNet-20", _with(CIFAR10, epochs=160.0), SEEDS["full"], drop=128.0),
         ],
-        "cpu": [
-            run
-            for series, workers in PLACES
-            for rate in RATES[series]
-            for run in _tried(series, workers, rate, (TUNING_SEED,), _tuning(series, rate), 0.25)
-        ],
-        "small": _runs("digits", _with(DIGITS, epochs=5.0), 8),
+        "cpu": _tuning_runs(),
+        "small": _runs("digits", _with(DIGITS, epochs=5.0), period=8),
     },
     judge=judge,
     draw=draw,
