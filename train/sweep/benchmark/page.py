@@ -52,7 +52,7 @@ def written(plan: Plan, content: Mapping[str, Any], command: str) -> str:
         lines += ["", f"![{text}]({plan.name}.png)", ""]
     for setting in dict.fromkeys((*(one for one in plan.settings if one in found.settings), *found.settings)):
         lines += _table(plan, found, setting)
-    return "\n".join([*lines, *_method(plan, content, command)]) + "\n"
+    return "\n".join([*lines, *_setup(plan, content, command)]) + "\n"
 
 
 def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -150,52 +150,30 @@ def _ratio(found: Findings, settings: list[Setting], name: str, reference: str) 
     return f"{least}{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
-def _method(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
-    """Return the section on how the numbers were made."""
-    named = {title(name): about for name, about in plan.titles.items()}
-    tasks = "; ".join(about if about.startswith(name) else f"*{name}*: {about}" for name, about in named.items())
-    rungs = ", then ".join(f"{count} candidates with {share:g} of a run each" for count, share in plan.rungs)
-    cost, hardware = content["cost"], ", ".join(content["hardware"]) or "no machine yet"
-    return [
-        "## How it is measured",
-        "",
-        f"Tasks: {tasks}. Each run has {plan.gradients:,} gradients of all workers together, so with 64 workers each makes "
-        f"{plan.gradients // 64}. Its rate rises during the first {100 * plan.warm_up:g} % and is then constant. Methods with "
-        "local steps take 4 per commit, each of which counts as a gradient.",
-        "",
-        f"Tuning: every method and both references have the same budget in every setting, {plan.budget:,} gradients: {rungs}, "
-        "by the loss on training rows, on a seed of its own. A candidate is a learning rate from 0.0006 to 0.35 and a value "
-        "of one number of the method (momentum, strength, outer rate), or twice as many rates if it has none. The rates of "
-        "methods that make one step per N gradients are multiplied by N. "
-        + _taking_part(plan)
-        + f"The {len(plan.seeds)} reported seeds did not serve tuning.",
-        "",
-        f"The target is {content['definition']['kept']:g} of the final accuracy of one worker with momentum and as many "
-        "gradients, along a curve on up to 2,000 test rows. Time is virtual: a gradient takes one unit on average, "
-        "gamma-distributed with a coefficient of variation of 0.1; the means of unequal workers have one of 0.6. Synchronous "
-        "SGD and local SGD wait for the slowest worker, with the same durations. Communication takes no time, which favours "
-        "methods that send every gradient. Where a reference did not reach the target, its whole run counts, so the ratio is "
-        "a lower bound (≥). A method of which a run ends more than a point below the target has lost it again, and has no "
-        "ratio.",
-        "",
-        "Intervals are those of 95 % by bootstrap over seeds, paired by seed; with few seeds they are narrow. Bold: the best "
-        "method and all whose difference to it lies inside its interval, which is a tie.",
-        "",
-        f"Cost so far: {cost['runs']:,} runs, {cost['minutes']:,} process minutes, on {hardware}. `{command}` continues where "
-        f"it stopped, and `{command} --methods NAME` measures a method in all settings.",
+def _setup(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
+    """Return the table of what the numbers were made with; `train/README.md` defines the terms."""
+    cost, (_, workers, cluster) = content["cost"], plan.settings[0]
+    rows = [(f"task *{title(name)}*", about) for name, about in plan.titles.items()]
+    rows += [
+        ("gradients per run, of all workers together", f"{plan.gradients:,}"),
+        ("share of a run in which its rate rises", f"{100 * plan.warm_up:g} %"),
+        ("gradients that tune a method in a setting", f"{plan.budget:,}"),
+        *((f"candidates with {share:g} of a run each", str(count)) for count, share in plan.rungs),
+        ("seeds reported, none of which served tuning", str(len(plan.seeds))),
+        *((f"methods on *{title(task)}*", str(len(names))) for task, names in plan.narrow.items()),
     ]
-
-
-def _taking_part(plan: Plan) -> str:
-    """Return which methods are measured where, in sentences."""
-    words = "".join(f"On *{title(task)}* {len(names)} methods take part. " for task, names in plan.narrow.items())
-    if all(map(plan.is_core, plan.cells())):
-        return words
-    _, workers, cluster = plan.settings[0]
-    return (
-        f"{words}Elsewhere than with {workers} {WORDS[cluster]} workers at least {len((*FIRST, *FAST))} do on other tasks: the "
-        "best known, and the fastest there. "
-    )
+    if not all(map(plan.is_core, plan.cells())):
+        everywhere = f"methods measured elsewhere than with {workers} {WORDS[cluster]} workers"
+        rows.append((everywhere, f"at least {len((*FIRST, *FAST))}: the best known, and the fastest there"))
+    rows += [
+        ("target, of the final accuracy of one worker", f"{content['definition']['kept']:g}"),
+        ("runs so far", f"{cost['runs']:,}"),
+        ("process minutes so far", f"{cost['minutes']:,}"),
+        ("machines", ", ".join(content["hardware"]) or "none yet"),
+        ("command that makes or continues this page", f"`{command}`"),
+    ]
+    defined = "The section *Benchmark* of `train/README.md` defines tuning, targets, times and intervals."
+    return ["## How it is measured", "", defined, "", *_lines(("quantity", "value"), rows)]
 
 
 def draw(figure: Any, content: Mapping[str, Any]) -> None:
