@@ -122,7 +122,7 @@ def _train(argv: list[str]) -> int:
         return 0
     # Orbax logs a traceback for each failed write; the run reports it in one line.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    interrupt = interrupts.Interrupt()
+    interrupt = interrupts.StopRequest()
     is_named = bool(resume or config.out)
     try:
         if not is_named:

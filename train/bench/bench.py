@@ -27,7 +27,7 @@ from train.config.parsing import parse_flags
 
 PyTree = Any
 
-Part = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check", "second"]
+Measurement = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check", "second"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Bench:
     (`check`). The speed of making traces is measured, too, and what a second call costs (`second`).
     """
 
-    what: tyro.conf.Positional[tuple[Part, ...]] = ("simulate", "devices")
+    what: tyro.conf.Positional[tuple[Measurement, ...]] = ("simulate", "devices")
     """What to measure."""
 
     rounds: int = 7

@@ -22,7 +22,7 @@ SIZES = (784, 800, 500, 10)  # Units per layer of a network with 1,034,310 param
 
 
 @dataclasses.dataclass
-class Measured:
+class CompiledCommit:
     """Compiled commit of one method, with the state of the run."""
 
     name: str
@@ -46,7 +46,7 @@ class Measured:
         return (time.perf_counter() - began) / commits
 
 
-def measure(name: Any) -> Measured:
+def measure(name: Any) -> CompiledCommit:
     """Compile the commit of a method as the device engine does: slots unstacked, all state donated."""
     config = Config(method=name, workers=WORKERS, learning_rate=1e-3)
     params = _params()
@@ -70,7 +70,7 @@ def measure(name: Any) -> Measured:
     memory: Any = compiled.memory_analysis()  # Of the program, from which unused arguments are removed.
     traffic = memory.argument_size_in_bytes + memory.output_size_in_bytes - _untouched(state)
     cost: Any = compiled.cost_analysis()
-    return Measured(name, compiled, shared, mine, gradient, traffic, cost["bytes accessed"], _bytes(state))
+    return CompiledCommit(name, compiled, shared, mine, gradient, traffic, cost["bytes accessed"], _bytes(state))
 
 
 def _untouched(state: RunState) -> int:

@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from train.claims.runs import Run, Scale
+from train.claims.runs import PlannedRun, Scale
 
 if TYPE_CHECKING:  # Claims are listed and planned without drawing.
     from matplotlib.figure import Figure
 
     from train.claims.results import Measured, Spread
 
-Verdict = Literal["reproduced", "reproduced in direction", "differs", "not decidable here"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-Part = Literal["paper's setting", "reduced setting", "own investigation"]
+Judgement = Literal["reproduced", "reproduced in direction", "differs", "not decidable here"]
+VERDICTS: tuple[Judgement, ...] = get_args(Judgement)
+Section = Literal["paper's setting", "reduced setting", "own investigation"]
 MOST = 2.0  # Agreement to a larger factor says nothing about a number.
 
 
@@ -37,7 +37,7 @@ class Statement:
     """
 
     text: str
-    verdict: Verdict | Literal[""] | bool
+    verdict: Judgement | Literal[""] | bool
     measured: str
     paper: str = ""
     compared: str = ""
@@ -117,7 +117,7 @@ def compare(
     factor = (scatter or Scatter.of(ours)).factor(min(map(len, ours)), runs, len(paper))
     ratios = [mean / published for mean, published in zip(means, paper, strict=True)]
     near = all(1 / factor <= ratio <= factor for ratio in ratios)
-    verdict: Verdict = "differs"
+    verdict: Judgement = "differs"
     why = ""
     if near and factor <= MOST:
         verdict = "reproduced"
@@ -195,7 +195,7 @@ class Claim:
     name: str
     title: str
     source: str
-    runs: Mapping[Scale, Sequence[Run]]
+    runs: Mapping[Scale, Sequence[PlannedRun]]
     judge: Callable[[Measured], Sequence[Statement]]
     draw: Callable[[Figure, Measured, Any], Sequence[Any]]
     paper: Mapping[str, Mapping[str, Mapping[Any, float]]] = dataclasses.field(default_factory=dict)
@@ -203,7 +203,7 @@ class Claim:
     minutes: Mapping[Scale, float] = dataclasses.field(default_factory=dict)
     setting: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     paper_note: str = ""
-    then: Callable[[Measured], Sequence[Run]] | None = None
+    then: Callable[[Measured], Sequence[PlannedRun]] | None = None
     tuning: Sequence[int] = ()
     own: bool = False
     height: float = 2.8
@@ -214,7 +214,7 @@ def file_name(claim: str, scale: Scale) -> str:
     return claim if scale == "full" else f"{claim}-{scale}"
 
 
-def part(claim: Claim, scale: Scale) -> Part:
+def part(claim: Claim, scale: Scale) -> Section:
     """Return the part of the page of results to which a claim belongs."""
     return "own investigation" if claim.own else "paper's setting" if scale == "full" else "reduced setting"
 

@@ -19,7 +19,7 @@ from train.claims.execution import costs
 from train.claims.execution.cache import POOL, PUBLISHED, Pool
 from train.claims.execution.processes import Processes
 from train.claims.results import Measured
-from train.claims.runs import Record, Run, Scale, first_seeds
+from train.claims.runs import PlannedRun, RunRecord, Scale, first_seeds
 from train.claims.summary_table import RESULTS
 from train.common import interrupts
 from train.common.console import RunConsole, say
@@ -188,14 +188,14 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     return result
 
 
-def _published(pool: Pool, known: dict[Run, Record]) -> str:
+def _published(pool: Pool, known: dict[PlannedRun, RunRecord]) -> str:
     """Return a remark on the number of finished runs that come from the published folder; empty if there are none."""
     count = sum(not pool.file(run).exists() for run in known)
     return f" ({count} of them published in {os.path.relpath(PUBLISHED)}; --anew repeats them here)" if count else ""
 
 
 def _make_missing(
-    runs: Sequence[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console
+    runs: Sequence[PlannedRun], known: dict[PlannedRun, RunRecord], pool: Pool, asked: Reproduce, console: Console
 ) -> None:
     if missing := sorted((run for run in runs if run not in known), key=costs.gradients, reverse=True):
         if lacking := _lacking(missing, asked):
@@ -203,7 +203,7 @@ def _make_missing(
         _make(missing, known, pool, asked, console)
 
 
-def _lacking(runs: Sequence[Run], asked: Reproduce) -> str:
+def _lacking(runs: Sequence[PlannedRun], asked: Reproduce) -> str:
     """Return a line on missing data of `runs`; empty if there are none."""
     from train.task.data.load import lacking  # It imports TFDS, which a look at finished runs does not need.
 
@@ -211,7 +211,9 @@ def _lacking(runs: Sequence[Run], asked: Reproduce) -> str:
     return in_flags(lacking(names, data_dir=asked.data_dir, manual_dir=asked.manual_dir))
 
 
-def _make(runs: list[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console) -> None:
+def _make(
+    runs: list[PlannedRun], known: dict[PlannedRun, RunRecord], pool: Pool, asked: Reproduce, console: Console
+) -> None:
     """Make runs, the longest first, and keep each record as it arrives.
 
     Raises:

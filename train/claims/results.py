@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from train.claims.runs import Record, Run, Scale
+from train.claims.runs import PlannedRun, RunRecord, Scale
 
 SCALARS = ("train_loss", "test_loss", "test_accuracy", "time", "staleness_p50", "staleness_p95", "seconds")
 
@@ -65,7 +65,7 @@ class Measured:
       records: pairs of a run and its record.
     """
 
-    def __init__(self, scale: Scale, records: Sequence[tuple[Run, Record]]):
+    def __init__(self, scale: Scale, records: Sequence[tuple[PlannedRun, RunRecord]]):
         self.scale = scale
         self.records = list(records)
 
@@ -74,7 +74,7 @@ class Measured:
         """True if this is the paper's setting, so that its numbers can be compared."""
         return self.scale == "full"
 
-    def where(self, keep: Callable[[Run], bool]) -> "Measured":
+    def where(self, keep: Callable[[PlannedRun], bool]) -> "Measured":
         """Return the measurements of the runs for which `keep` is true."""
         return Measured(self.scale, [(run, record) for run, record in self.records if keep(run)])
 
@@ -91,7 +91,7 @@ class Measured:
         """Return the points of `series`."""
         return list(dict.fromkeys(run.point for run, _ in self.records if run.series == series))
 
-    def of(self, series: str, point: float) -> list[Record]:
+    def of(self, series: str, point: float) -> list[RunRecord]:
         """Return the records of one point, one per seed.
 
         Raises:
@@ -192,7 +192,7 @@ class Measured:
         return rows
 
 
-def _value(record: Record, what: str) -> float:
+def _value(record: RunRecord, what: str) -> float:
     value = record["diagnostics"][what]["median"] if what in record["diagnostics"] else record[what]
     if value is None:
         return math.nan if what.endswith("accuracy") else math.inf

@@ -12,13 +12,13 @@ from typing import Any, Literal
 from train.config.config import BOOKKEEPING, Config
 from train.task import cluster as pace
 
-Record = dict[str, Any]  # The measurements of a run.
+RunRecord = dict[str, Any]  # The measurements of a run.
 Scale = Literal["small", "cpu", "full"]
 SCALES: tuple[Scale, ...] = ("small", "cpu", "full")
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One training run of a claim, in the simulator.
 
     Args:
@@ -46,7 +46,7 @@ class Run:
     def described(self) -> dict[str, Any]:
         """Return everything that decides the run's numbers: fields that differ from their defaults, and recorded quantities.
 
-        >>> Run("GEM", 5, Config(engine="simulate", workers=5, seed=1, data_dir="anywhere")).described()["config"]
+        >>> PlannedRun("GEM", 5, Config(engine="simulate", workers=5, seed=1, data_dir="anywhere")).described()["config"]
         {'engine': 'simulate', 'seed': 1, 'workers': 5}
         """
         fields = {field.name: (field.default, getattr(self.config, field.name)) for field in dataclasses.fields(Config)}
@@ -86,7 +86,7 @@ def over_seeds(
     diagnostics: tuple[str, ...] = (),
     evaluations: int = 1,
     pretraining: float = 0.0,
-) -> list[Run]:
+) -> list[PlannedRun]:
     """Return a run per seed at one point, by default the number of workers.
 
     >>> [run.config.seed for run in over_seeds("GEM", Config(engine="simulate", workers=5))]
@@ -94,12 +94,12 @@ def over_seeds(
     """
     point = config.workers if point is None else point
     return [
-        Run(series, point, dataclasses.replace(config, seed=seed), diagnostics, evaluations, pretraining)
+        PlannedRun(series, point, dataclasses.replace(config, seed=seed), diagnostics, evaluations, pretraining)
         for seed in seeds
     ]
 
 
-def first_seeds(runs: Sequence[Run], count: int | None) -> list[Run]:
+def first_seeds(runs: Sequence[PlannedRun], count: int | None) -> list[PlannedRun]:
     """Return the runs with the first `count` seeds of each series and point; all of them if `count` is None.
 
     >>> runs = over_seeds("GEM", Config(engine="simulate", workers=5), seeds=(3, 1, 2))

@@ -15,7 +15,7 @@ DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 SHOW_CURSOR = b"\x1b[?25h"  # A line of progress hides it in a terminal.
 
 
-class Interrupted(KeyboardInterrupt):
+class StoppedBySignal(KeyboardInterrupt):
     """A signal that interrupted work of which every finished step is kept.
 
     Args:
@@ -73,7 +73,7 @@ def end_at_once() -> None:
 
 
 def raise_again() -> None:
-    """Let the next signal raise :class:`Interrupted` instead of ending the process."""
+    """Let the next signal raise :class:`StoppedBySignal` instead of ending the process."""
     for number in SIGNALS:
         if signal.getsignal(number) is _end:
             signal.signal(number, _raise)
@@ -103,7 +103,7 @@ def _end(number: int, *_: object) -> None:
 
 def _raise(number: int, *_: object) -> None:
     _write("")
-    raise Interrupted(number)
+    raise StoppedBySignal(number)
 
 
 def _write(text: str) -> None:
@@ -116,7 +116,7 @@ def _write(text: str) -> None:
         os.write(2, text.encode())
 
 
-class Interrupt(threading.Event):
+class StopRequest(threading.Event):
     """A request to end a run: set by the first Ctrl-C, SIGTERM or SIGHUP. The second signal ends the process.
 
     Attributes:

@@ -13,7 +13,7 @@ from train.common.files import write_whole
 from train.config.datasets import DATASETS
 from train.config.methods import Method
 from train.config.networks import ModelName
-from train.config.validation import check, flag
+from train.config.validation import check_values, flag
 
 Options = TypeVar("Options", bound="Common")
 Engine = Literal["devices", "cluster", "simulate"]
@@ -169,13 +169,13 @@ class Config(Common):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self)
+        check_values(self)
 
     def changed(self, before: "Config") -> list[str]:
         """Return the flags that differ from `before` though a resumed run must keep them."""
-        return [flag(name) for name, value in self.kept().items() if value != getattr(before, name)]
+        return [flag(name) for name, value in self.fixed().items() if value != getattr(before, name)]
 
-    def kept(self) -> dict[str, Any]:
+    def fixed(self) -> dict[str, Any]:
         """Return the fields that a resumed run must keep."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING + RESUMABLE]
         return {name: getattr(self, name) for name in names}

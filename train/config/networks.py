@@ -86,7 +86,7 @@ def fitting(shape: tuple[int, ...]) -> list[str]:
     return [name for name, network in NETWORKS.items() if 0 < network.side <= min(shape[:2])]
 
 
-def check(config: Any, shape: tuple[int, ...] | None, changed: Collection[str] = ()) -> None:
+def check_network(config: Any, shape: tuple[int, ...] | None, changed: Collection[str] = ()) -> None:
     """Check that the network of a configuration fits the data and has the flags that are given.
 
     Args:

@@ -76,7 +76,7 @@ def changed(options: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(options) if getattr(options, field.name) != field.default}
 
 
-def check(config: Any) -> None:
+def check_values(config: Any) -> None:
     """Check that every value is possible and can act.
 
     Raises:
@@ -92,4 +92,6 @@ def check(config: Any) -> None:
             able = either([str(value) for value in values])
             raise ValueError(f"{flag(name)} acts only with {flag(other)} {able}; {flag(other)} is {found}")
     facts = DATASETS.get(config.dataset)
-    networks.check(config, networks.pooled(facts.shape, config.pool) if facts else None, given & {"dropout", "width"})
+    networks.check_network(
+        config, networks.pooled(facts.shape, config.pool) if facts else None, given & {"dropout", "width"}
+    )

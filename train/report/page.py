@@ -43,7 +43,7 @@ footer { margin-top: 2rem; border-top: 1px solid var(--line); font-size: .85rem;
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
+class EmbeddedPicture:
     """A figure of the page.
 
     Attributes:
@@ -98,7 +98,7 @@ def numbers(pairs: Sequence[tuple[str, str, str]]) -> str:
     return f"<dl>{''.join(cells)}</dl>"
 
 
-def figures(pictures: Iterable[Picture]) -> str:
+def figures(pictures: Iterable[EmbeddedPicture]) -> str:
     """Pictures, embedded in the page as data."""
     parts = []
     for picture in pictures:

@@ -34,7 +34,7 @@ CYCLES_TRACED = 200_000  # The newest ones, in timeline.json.
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class ReportFlags:
     """Report whether a run was truly asynchronous.
 
     Writes `report.html` (one page with everything), `figures/*.png` and `timeline.json` (for ui.perfetto.dev) into the run
@@ -47,7 +47,7 @@ class Report:
 
 def main(argv: Sequence[str]) -> int:
     """Write the report of the run that the command line names."""
-    options = parse_flags(Report, argv, "python -m train report")
+    options = parse_flags(ReportFlags, argv, "python -m train report")
     try:
         folder = RunFolder.find(options.run)
         summary, verdict = write_report(folder)
@@ -111,7 +111,7 @@ def _newest(run: Timeline) -> Timeline:
     return dataclasses.replace(run, cycles=cycles, incidents=incidents)
 
 
-def draw(run: Timeline, summary: Summary, metrics: figures.Metrics, pngs: Path) -> list[page.Picture]:
+def draw(run: Timeline, summary: Summary, metrics: figures.Metrics, pngs: Path) -> list[page.EmbeddedPicture]:
     """Draw all figures for which the records have data, each also as a PNG in `pngs`."""
     pngs.mkdir(exist_ok=True)
     return [_render(*drawing, pngs) for drawing in _drawings(run, summary, metrics)]
@@ -158,7 +158,7 @@ def _drawings(
     yield "timeline", caption, lambda axes: figures.draw_timeline(axes, run)
 
 
-def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path) -> page.Picture:
+def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path) -> page.EmbeddedPicture:
     wide = name == "timeline"
     svg = io.BytesIO()
     with style.style(), matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
@@ -166,12 +166,12 @@ def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path
         drawing(figure.add_subplot())
         write_picture(pngs / f"{name}.png", figure)
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    return page.Picture(name, caption, svg.getvalue(), wide)
+    return page.EmbeddedPicture(name, caption, svg.getvalue(), wide)
 
 
 def compose(
     folder: RunFolder, config: Config, run: Timeline, summary: Summary, verdict: Verdict, metrics: figures.Metrics,
-    rate: str, replayed: tuple[str, int] | None, pictures: list[page.Picture],
+    rate: str, replayed: tuple[str, int] | None, pictures: list[page.EmbeddedPicture],
 ) -> str:  # fmt: skip
     """Compose the page."""
     title = f"{config.dataset}: {config.method}, {config.workers} workers"

@@ -16,7 +16,7 @@ from train.common.console import say
 from train.common.files import in_words
 from train.config.config import Config
 from train.run.means import Means
-from train.run.progress import ProgressLine
+from train.run.progress import RunProgress
 from train.run.tensorboard import Scalars
 
 EVALUATIONS = 20  # Per run, or a few more, unless the configuration says otherwise.
@@ -64,7 +64,7 @@ class RunCallback:
     def __init__(self, config, task, folder, checkpoints, log, interrupt, console, trace, done: int):
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt, self.console = log, interrupt, console
-        self.line = ProgressLine(console, task.num_commits, done, config.workers)
+        self.line = RunProgress(console, task.num_commits, done, config.workers)
         self.beside = config.engine != "simulate"  # The engine evaluates, in a thread of its own.
         self.means = (
             Means.of_records(folder.events, folder.metrics, measured=self.beside)

@@ -42,7 +42,7 @@ class Display:
             self._live.stop()
 
 
-class ProgressLine(Display):
+class RunProgress(Display):
     """Progress of a run: commits, their rate, the time left, the loss, the staleness and the last test accuracy.
 
     Args:

@@ -19,7 +19,7 @@ from train.common import interrupts
 from train.common.console import say, warnings_on
 from train.common.errors import RecordError, UsageError
 from train.common.files import in_shell, write_whole
-from train.common.interrupts import Interrupt
+from train.common.interrupts import StopRequest
 from train.common.machine import cores, in_its_precision
 from train.config.config import Config
 from train.run import figures
@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
 
 
 @in_its_precision
-def train(config: Config, folder: RunFolder, console: Console, interrupt: Interrupt | None = None) -> dict[str, Any]:
+def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRequest | None = None) -> dict[str, Any]:
     """Run `config` in `folder` from the newest checkpoint, if any, to its end or until `interrupt` is set.
 
     Returns:
@@ -72,7 +72,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: Interr
         prepared = _prepare(config, folder, console)
         if prepared is None:
             return folder.read_summary() | {"finished": True}  # It may have been stopped on the way to more commits.
-        interrupt = interrupt or Interrupt()
+        interrupt = interrupt or StopRequest()
         with contextlib.ExitStack() as during_run:
             workers = during_run.enter_context(ray_cluster(config, console))
             until_summary.enter_context(folder.alone())

@@ -81,7 +81,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         check_out(folder.path, "--resume")
         return folder
 
-    def check(self, grid: Grid) -> None:
+    def check_grid(self, grid: Grid) -> None:
         """Check that the folder does not hold another sweep.
 
         Raises:

@@ -17,7 +17,7 @@ from train.common.files import alone, in_shell, release
 from train.common.machine import in_its_precision
 from train.config import helptext
 from train.config.parsing import check_resumed, in_rounds, parse_flags, start_from, take_resume
-from train.run.groups.batch import Finished, fit, memory_of_run, programs, run_batch
+from train.run.groups.batch import FinishedRun, fit, memory_of_run, programs, run_batch
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
 from train.sweep import plots as sweep_plots
@@ -111,7 +111,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
 
 def _known(grid: Grid, folder: SweepFolder) -> dict[Cell, list[Row]]:
     """Return the finished cells, if the folder holds no other sweep."""
-    folder.check(grid)
+    folder.check_grid(grid)
     return folder.known(grid.cells)
 
 
@@ -163,7 +163,7 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: GroupProgress) -> lis
     )
 
 
-def _row(cell: Cell, task: Task, finished: Finished, speed_up: arrivals.SpeedUp) -> Row:
+def _row(cell: Cell, task: Task, finished: FinishedRun, speed_up: arrivals.SpeedUp) -> Row:
     """Return the row of a run in `sweep.csv`; `None` where a number is not finite or not applicable."""
     point, history, state, begin = finished.point, finished.history, finished.state, finished.initial_loss
     applied = history["applied"]

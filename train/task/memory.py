@@ -33,7 +33,7 @@ def dry_run(config: Config, console: Console) -> None:
     if task is not None:
         data = readable(sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data)))
     commits = None if task is None else task.num_commits
-    kept = _kept(config, params)
+    kept = _memory(config, params)
     say(console, in_words(config, params, commits))
     if task is not None:
         say_batch_size(config, task, console)
@@ -62,10 +62,10 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
     on_cpu = jax.default_backend() == "cpu"  # All CPU devices share the host's memory.
     one = len(jax.local_devices()) == 1 and config.central_devices == 1 and config.central in ("auto", "colocated")
     if config.engine == "simulate" or on_cpu:
-        check_fits(_kept(config, params), jax.devices()[0])
+        check_fits(_memory(config, params), jax.devices()[0])
     elif one and config.engine == "devices":
         advice = "fewer workers, --central host, or a method that keeps fewer copies of the parameters per worker"
-        check_fits(_kept(config, params), jax.local_devices()[0], advice)
+        check_fits(_memory(config, params), jax.local_devices()[0], advice)
     check_records(num_commits, "fewer workers, fewer epochs or larger batches")
 
 
@@ -82,7 +82,7 @@ def check_records(num_commits: int, advice: str) -> None:
     check_fits({"trace and history": RECORDS * num_commits}, host, advice)
 
 
-def _kept(config: Config, params: PyTree) -> dict[str, int]:
+def _memory(config: Config, params: PyTree) -> dict[str, int]:
     kept = gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
     if config.central_hosts and config.address is not None:  # The rest is in actors on other hosts.
         here = ("central variable", "local optimizers")

@@ -54,7 +54,7 @@ def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
     Raises:
       DataError: if it does not fit them (a ValueError).
     """
-    networks.check(config, shape, changed(config) & {"dropout", "width"})
+    networks.check_network(config, shape, changed(config) & {"dropout", "width"})
     return models.build(config.model, shape, classes, width=config.width, depth=config.depth, dropout=config.dropout)
 
 

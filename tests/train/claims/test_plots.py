@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from train.claims import plots
 from train.claims.results import Measured
-from train.claims.runs import Run
+from train.claims.runs import PlannedRun
 from train.config.config import Config
 
 CONFIG = Config(engine="simulate", method="gem", workers=2)
@@ -21,7 +21,7 @@ def measured(**values):
         for seed, accuracy in enumerate(accuracies):
             config = dataclasses.replace(CONFIG, workers=2 ** (index + 1), seed=seed)
             record = {"diagnostics": {}, "test_accuracy": accuracy, "train_loss": 0.1, "initial_train_loss": 2.3}
-            runs.append((Run("GEM", config.workers, config), record))
+            runs.append((PlannedRun("GEM", config.workers, config), record))
     return Measured("cpu", runs)
 
 

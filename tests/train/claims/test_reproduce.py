@@ -16,7 +16,7 @@ from train.claims import reproduce
 from train.claims.claim import Claim, Scatter, Statement, compare
 from train.claims.execution.cache import Pool
 from train.claims.results import Measured, Spread
-from train.claims.runs import Run, num_commits, over_seeds
+from train.claims.runs import PlannedRun, num_commits, over_seeds
 from train.common.errors import RecordError, UsageError
 from train.config.config import Config
 from train.config.datasets import DATASETS
@@ -270,13 +270,13 @@ def test_a_run_that_raises_is_named_and_others_are_kept(claim, inline, tmp_path,
 
 
 def test_whatever_decides_a_runs_numbers_makes_another_run_of_it(tmp_path):
-    run = Run("a", 2, BASE)
-    same = [Run("b", 7, BASE), Run("a", 2, dataclasses.replace(BASE, data_dir="elsewhere", out="there"))]
+    run = PlannedRun("a", 2, BASE)
+    same = [PlannedRun("b", 7, BASE), PlannedRun("a", 2, dataclasses.replace(BASE, data_dir="elsewhere", out="there"))]
     others = [
-        Run("a", 2, dataclasses.replace(BASE, learning_rate=0.2)),
-        Run("a", 2, dataclasses.replace(BASE, seed=1)),
-        Run("a", 2, BASE, diagnostics=("gap",)),
-        Run("a", 2, BASE, evaluations=2),
+        PlannedRun("a", 2, dataclasses.replace(BASE, learning_rate=0.2)),
+        PlannedRun("a", 2, dataclasses.replace(BASE, seed=1)),
+        PlannedRun("a", 2, BASE, diagnostics=("gap",)),
+        PlannedRun("a", 2, BASE, evaluations=2),
     ]
     assert {other.key("1") for other in same} == {run.key("1")}
     assert len({one.key("1") for one in [run, *others]} | {run.key("2")}) == 6
@@ -287,7 +287,7 @@ def test_whatever_decides_a_runs_numbers_makes_another_run_of_it(tmp_path):
 
 
 def test_a_record_with_other_random_numbers_is_refused(tmp_path):
-    run, published = Run("plain", 2, BASE), tmp_path / "published.json"
+    run, published = PlannedRun("plain", 2, BASE), tmp_path / "published.json"
     own, others = Pool(tmp_path, published), Pool(tmp_path / "other", published)
     own.save(run, made_up(run))
     own.publish(published, {run: made_up(run)})
@@ -338,7 +338,7 @@ def test_means_and_intervals_are_students():
 
 
 def test_what_is_not_finite_counts_as_bad_as_can_be():
-    run = Run("a", 2, BASE)
+    run = PlannedRun("a", 2, BASE)
     measured = Measured("small", [(run, made_up(run, loss=None, test_accuracy=None, diverged=True))])
     assert measured.mean("train_loss", "a", 2) == float("inf")
     assert math.isnan(measured.mean("test_accuracy", "a", 2))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from train.claims.runs import Run
+from train.claims.runs import PlannedRun
 from train.common.errors import RecordError
 from train.config import presets
 from train.config.config import Config
@@ -112,4 +112,4 @@ def test_a_run_older_than_the_cosine_keeps_its_key(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     config = Config.load(tmp_path / "config.json")
     assert config.schedule == "constant"
-    assert Run("GEM", 5, config).key("0.1") == "digits-gem-5-seed0-72e53c5d6731"
+    assert PlannedRun("GEM", 5, config).key("0.1") == "digits-gem-5-seed0-72e53c5d6731"

@@ -13,7 +13,7 @@ from shrunk import COMMITS, Dense, flags
 
 from train import cli
 from train.common import interrupts
-from train.common.interrupts import Interrupt
+from train.common.interrupts import StopRequest
 from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
@@ -58,7 +58,7 @@ def test_an_ignored_signal_stays_ignored(number, _):
     signal.signal(number, signal.SIG_IGN)
     interrupts.end_at_once()
     interrupts.raise_again()
-    with Interrupt() as interrupt:
+    with StopRequest() as interrupt:
         interrupt.unsaved = True
         signal.raise_signal(number)
     assert not interrupt.is_set()
@@ -69,7 +69,7 @@ def test_an_ignored_signal_stays_ignored(number, _):
 def test_the_second_signal_ends_a_run_at_once(number, status, ends, capfd):
     interrupts.end_at_once()
     woken = []
-    with Interrupt() as interrupt:
+    with StopRequest() as interrupt:
         interrupt.unsaved, interrupt.wake, interrupt.go_on = True, lambda: woken.append(True), "run again"
         signal.raise_signal(number)
         assert (interrupt.is_set(), interrupt.number, woken, ends) == (True, number, [True], [])
@@ -92,7 +92,7 @@ def test_a_signal_that_ends_the_process_shows_the_cursor(monkeypatch, ends, capf
 @pytest.mark.parametrize(("number", "status"), STATUS)
 def test_a_run_without_commits_of_its_own_ends_at_once(number, status, ends):
     interrupts.end_at_once()
-    with Interrupt() as interrupt:
+    with StopRequest() as interrupt:
         signal.raise_signal(number)
     assert not interrupt.is_set()
     assert ends == [status]

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from train.run.dashboard import Workers
-from train.run.progress import LINES, ProgressLine
+from train.run.progress import LINES, RunProgress
 
 
 def history(workers, times, *, measured=True, applied=None, dropped=None, staleness=1):
@@ -55,7 +55,7 @@ def test_simulated_workers_have_no_utilisation():
 
 
 def show(console, workers=3, updates=4):
-    with ProgressLine(console, total=3 * updates, workers=workers) as line:
+    with RunProgress(console, total=3 * updates, workers=workers) as line:
         for update in range(1, updates + 1):
             line.update(3 * update, 0, history([0, 1, 2], [update - 0.5, update - 0.25, update]))
     return console.file.getvalue()
@@ -101,7 +101,7 @@ class Clock:
 def test_plain_lines_continue_without_commits():
     """One line per minute shows the time without commits, and a falling rate."""
     console, clock = Console(file=io.StringIO(), width=200), Clock()
-    line = ProgressLine(console, total=1000, clock=clock)
+    line = RunProgress(console, total=1000, clock=clock)
     for done, now in ((10, 101.0), (20, 111.0)):
         clock.now = now
         line.update(done, 0, history([0] * 10, np.full(10, now - 100)))
@@ -118,7 +118,7 @@ def test_plain_lines_continue_without_commits():
 
 def test_what_is_not_known_is_not_shown():
     console = Console(file=io.StringIO(), width=200)
-    line = ProgressLine(console, total=2)
+    line = RunProgress(console, total=2)
     line.update(1, 2, history([0, 1], [1.0, 2.0], applied=[False, False]))
     line.evaluated = 1, 0.5
     line.update(2, 2, history([0], [3.0]))
@@ -129,7 +129,7 @@ def test_what_is_not_known_is_not_shown():
 
 def test_plain_lines_come_each_minute_when_commits_are_slow():
     console, clock = Console(file=io.StringIO(), width=200), Clock()
-    line = ProgressLine(console, total=1000, clock=clock)
+    line = RunProgress(console, total=1000, clock=clock)
     for commit in range(1, 11):
         clock.now += 30.0
         line.update(commit, 0, history([0], [30.0 * commit], measured=False))
@@ -141,7 +141,7 @@ def test_plain_lines_come_each_minute_when_commits_are_slow():
 def test_the_rate_is_of_applied_commits_and_the_time_left_of_all_to_come():
     """A simulation counts dropped gradients among the commits that it was asked for."""
     console, clock = Console(file=io.StringIO(), width=200), Clock()
-    line = ProgressLine(console, total=100, clock=clock)
+    line = RunProgress(console, total=100, clock=clock)
     for done in (10, 50):
         clock.now += 4.0
         dropped = np.arange(done - line.done) % 4 == 0
@@ -153,7 +153,7 @@ def test_the_rate_is_of_applied_commits_and_the_time_left_of_all_to_come():
 @pytest.mark.parametrize(("measured", "rate"), [(True, 25 / 10.0), (False, 20 / 8.0)])
 def test_the_rate_counts_from_the_first_dispatch_or_from_the_end_of_the_first_chunk(measured, rate):
     clock = Clock()
-    line = ProgressLine(Console(file=io.StringIO()), total=100, done=40, clock=clock)
+    line = RunProgress(Console(file=io.StringIO()), total=100, done=40, clock=clock)
     for done, time in ((45, 52.0), (55, 55.0), (65, 60.0)):  # The first dispatch is at 50: at 51 - 1.
         clock.now = 100.0 + time
         line.update(
@@ -169,7 +169,7 @@ def test_the_table_is_updated_without_commits():
     """Workers become silent in a measured run; virtual time does not advance."""
     clock = Clock()
     console = terminal(height=30)
-    with ProgressLine(console, total=10, workers=2, clock=clock) as line:
+    with RunProgress(console, total=10, workers=2, clock=clock) as line:
         line.update(0, 0, {})  # Before the first commit.
         line.update(2, 0, history([0, 1], [1.0, 1.5]))
         for _ in range(25):

@@ -21,7 +21,7 @@ from train.run.progress import commits_per_second
 from train.task import models
 from train.task.methods import make_method
 from train.task.models.layers import BatchNorm
-from train.task.models.ops.layout import Layout
+from train.task.models.ops.layout import ImageLayout
 from train.task.task import make_task
 
 data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
@@ -202,7 +202,7 @@ class Normalised(nn.Module):
 
     @nn.compact
     def __call__(self, images, train=False):
-        x = BatchNorm(Layout.CHANNELS_LAST)(30.0 * images + 10.0, train)
+        x = BatchNorm(ImageLayout.CHANNELS_LAST)(30.0 * images + 10.0, train)
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 

@@ -204,7 +204,7 @@ def test_an_interrupted_simulation_continues_bit_for_bit(tiny, small, monkeypatc
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
     folder = RunFolder.fresh(cut)
     with monkeypatch.context() as patched:
-        patched.setattr(training.Interrupt, "is_set", lambda self: True)
+        patched.setattr(training.StopRequest, "is_set", lambda self: True)
         _, stopped, output = run(cut, folder)
     assert not stopped["finished"]
     assert stopped["commits"] == 5
@@ -241,7 +241,7 @@ def test_an_interrupted_run_on_devices_continues_without_gap_or_repetition(tiny,
     monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
     folder = RunFolder.fresh(small)
     with monkeypatch.context() as patched:
-        patched.setattr(training.Interrupt, "is_set", lambda self: True)
+        patched.setattr(training.StopRequest, "is_set", lambda self: True)
         _, stopped, _ = run(small, folder)
     assert stopped["commits"] < 33
     _, resumed, _ = run(small, folder)
@@ -260,7 +260,7 @@ def test_local_steps_continue_from_a_checkpoint(tiny, small, monkeypatch, tmp_pa
     whole, summary, _ = run(config)
     assert summary["commits"] == summary["total"] == 17
     monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
-    monkeypatch.setattr(training.Interrupt, "is_set", lambda self: True)
+    monkeypatch.setattr(training.StopRequest, "is_set", lambda self: True)
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
     folder, summary, _ = run(cut)
     assert summary["commits"] == 5

@@ -127,7 +127,7 @@ def test_a_run_interrupted_before_the_first_commit_can_be_resumed(tiny, small, m
     folder = RunFolder.fresh(small)
     with monkeypatch.context() as patched, Faults().hang(0, 0).hang(1, 0).hang(2, 0) as faults:
         hanging(patched, faults)
-        patched.setattr(training.Interrupt, "is_set", lambda self: True)
+        patched.setattr(training.StopRequest, "is_set", lambda self: True)
         summary = run(dataclasses.replace(small, deadline=60.0), folder)[1]
     assert (summary["commits"], summary["finished"]) == (0, False)
     assert run(small, folder)[1]["finished"]

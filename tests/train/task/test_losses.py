@@ -13,7 +13,7 @@ from train.task.evaluate import make_evaluate
 from train.task.losses import cross_entropy, image_rows, make_loss, normalise, token_rows
 from train.task.models import DigitsCNN, GemCNN, init, init_params
 from train.task.models.layers import BatchNorm
-from train.task.models.ops.layout import Layout
+from train.task.models.ops.layout import ImageLayout
 
 # One program per network: Flax otherwise compiles its initialisation operation by operation.
 compiled_init = jax.jit(init_params, static_argnums=(0, 2))
@@ -157,7 +157,7 @@ class Normalised(nn.Module):
 
     @nn.compact
     def __call__(self, images, train=False):
-        x = BatchNorm(Layout.CHANNELS_LAST)(images, train)
+        x = BatchNorm(ImageLayout.CHANNELS_LAST)(images, train)
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 

@@ -9,19 +9,19 @@ import jax
 
 import gemjax
 from gemjax.engines.result import check_end
-from train.claims.execution.single import judged, kept, number, task_of
-from train.claims.runs import Record, Run, num_commits
+from train.claims.execution.single import judged, number, record_of, task_of
+from train.claims.runs import PlannedRun, RunRecord, num_commits
 from train.config.config import Config
 from train.config.methods import METHODS
-from train.run.groups.batch import Finished, run_batch
+from train.run.groups.batch import FinishedRun, run_batch
 
 NUMBERS = ("learning_rate", "momentum", "kappa", "strength", "outer_learning_rate")
 ROWS = 2000  # Rows of the evaluations along a run.
 
 
 def record_together(
-    runs: Sequence[Run], machine: dict[str, Any], tell: Callable[[str, int], None] = lambda name, done: None
-) -> list[Record]:
+    runs: Sequence[PlannedRun], machine: dict[str, Any], tell: Callable[[str, int], None] = lambda name, done: None
+) -> list[RunRecord]:
     """Make runs at every one of some points with every one of some seeds, and return their records.
 
     Points differ in any of `NUMBERS`. These are arguments of the program: other points, lengths and seeds need no compilation.
@@ -48,7 +48,7 @@ def record_together(
     def evaluate(state: Any) -> tuple[float, float]:
         return task.evaluate(judged(runs[0], state.params, lambda: state), state.model_state, ROWS)
 
-    def summarise(finished: Finished) -> tuple[Run, Record]:
+    def summarise(finished: FinishedRun) -> tuple[PlannedRun, RunRecord]:
         run = by_point[*(finished.point[name] for name in names), finished.point["seed"]]
         return run, _record(run, task, total, finished)
 
@@ -76,7 +76,7 @@ def numbers(config: Config) -> tuple[str, ...]:
     return tuple(name for name in NUMBERS if name in acting and getattr(config, name) is not None)
 
 
-def _record(run: Run, task: Any, total: int, finished: Finished) -> Record:
+def _record(run: PlannedRun, task: Any, total: int, finished: FinishedRun) -> RunRecord:
     state, history, failed, last = finished.state, finished.history, "", {}
     params = judged(run, state.params, lambda: state)
     looked = [(done, *found) for done, found in finished.evaluated if done < total]
@@ -88,7 +88,7 @@ def _record(run: Run, task: Any, total: int, finished: Finished) -> Record:
     except gemjax.RunFailedError as error:
         failed = str(error)
     return (
-        kept(run, total, history, looked, finished.initial_loss)
+        record_of(run, total, history, looked, finished.initial_loss)
         | last
         | {
             "rejected": int(state.rejected),

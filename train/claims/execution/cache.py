@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gemjax
-from train.claims.runs import Record, Run
+from train.claims.runs import PlannedRun, RunRecord
 from train.common.files import write_whole
 from train.run.folder import RUNS
 from train.run.groups.store import Store
@@ -18,7 +18,7 @@ PUBLISHED = Path(__file__).parents[2] / "results" / "runs"
 VERSION = gemjax.__version__
 
 
-class Pool(Store[Run, Record]):
+class Pool(Store[PlannedRun, RunRecord]):
     """Finished runs by what decides their numbers: configuration, recorded quantities, and the version of the library.
 
     A run with a changed configuration is another run. Changes of the code are not detected: a change that moves numbers, as
@@ -38,24 +38,24 @@ class Pool(Store[Run, Record]):
         """The published runs by their keys."""
         return {} if self.published is None or not self.published.exists() else json.loads(self.published.read_bytes())
 
-    def load(self, job: Run) -> Record | None:
+    def load(self, job: PlannedRun) -> RunRecord | None:
         if (own := super().load(job)) is not None or (found := self._published.get(self.key(job))) is None:
             return own
         return self.opened(job, dict(found), Path(self.published or ""))
 
-    def publish(self, path: Path, records: Mapping[Run, Record]) -> None:
+    def publish(self, path: Path, records: Mapping[PlannedRun, RunRecord]) -> None:
         """Write a file of published runs, one run a line."""
         lines = (f"{json.dumps(self.key(run))}: {_line(self.content(run, record))}" for run, record in records.items())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
-    def key(self, job: Run) -> str:
+    def key(self, job: PlannedRun) -> str:
         return job.key(VERSION)
 
-    def encode(self, job: Run, result: Record) -> dict[str, Any]:
+    def encode(self, job: PlannedRun, result: RunRecord) -> dict[str, Any]:
         return {"run": job.described()} | result
 
-    def decode(self, job: Run, found: Any) -> Record:
+    def decode(self, job: PlannedRun, found: Any) -> RunRecord:
         return found
 
 

@@ -6,24 +6,24 @@ from rich.table import Table
 
 from train.claims import papers as configs
 from train.claims.claim import Claim, file_name
-from train.claims.runs import SCALES, Record, Run, Scale, num_commits
+from train.claims.runs import SCALES, PlannedRun, RunRecord, Scale, num_commits
 from train.config.datasets import DATASETS
 from train.task import cluster as pace
 
 SPEED = 250.0  # Gradients per second, the estimate where nothing is measured.
 
 
-def commits(run: Run) -> int:
+def commits(run: PlannedRun) -> int:
     """Return the commits of a run without loading its data."""
     return num_commits(run.config, DATASETS[run.config.dataset].rows)
 
 
-def gradients(run: Run) -> int:
+def gradients(run: PlannedRun) -> int:
     """Return the gradients of a run: its commits times the local steps per commit."""
     return round(commits(run) * pace.mean_period(run.config))
 
 
-def speed(known: dict[Run, Record], claim: Claim, scale: Scale, total: int, processes: int) -> float:
+def speed(known: dict[PlannedRun, RunRecord], claim: Claim, scale: Scale, total: int, processes: int) -> float:
     """Return gradients per second, from finished runs or else from the claim's minutes on two cores."""
     if known:
         made = sum(map(gradients, known))

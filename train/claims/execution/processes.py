@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from queue import Empty
 from typing import Any, Self
 
-from train.claims.runs import Record, Run
+from train.claims.runs import PlannedRun, RunRecord
 from train.common import interrupts
 from train.common.errors import UsageError
 from train.common.machine import cores, describe, precision
@@ -66,9 +66,9 @@ class Processes:
         self._queue.close()
 
     def make(
-        self, groups: Sequence[Sequence[Run]], machine: dict[str, Any], update: Callable[[str, int], None],
+        self, groups: Sequence[Sequence[PlannedRun]], machine: dict[str, Any], update: Callable[[str, int], None],
         *, together: bool = False,
-    ) -> Iterator[tuple[Run, Record]]:  # fmt: skip
+    ) -> Iterator[tuple[PlannedRun, RunRecord]]:  # fmt: skip
         """Make groups of runs, and yield each run with its record, to which hardware, processes and date are added.
 
         The runs of a group are made one by one, or `together` by `record_together`. `update` is called with the name of a run
@@ -148,7 +148,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _make(group: Sequence[Run], machine: dict[str, Any], together: bool) -> list[Record]:
+def _make(group: Sequence[PlannedRun], machine: dict[str, Any], together: bool) -> list[RunRecord]:
     from train.claims.execution.batch import record_together  # Imported after the process is set up: they import JAX.
     from train.claims.execution.single import record
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import gemjax
 from gemjax.engines.result import History
-from train.claims.runs import Run, num_commits
+from train.claims.runs import PlannedRun, num_commits
 from train.config.config import Config
 from train.task.cluster import cluster
 from train.task.divergence import MARGIN
@@ -25,7 +25,7 @@ MOMENTS = 40  # Moments at which diagnostics are taken, each for one commit per 
 CHUNK = 1024  # Arrivals per compiled call.
 
 
-def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+def record(run: PlannedRun, machine: dict[str, Any], tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
     """Make a run and return its record, ready for JSON.
 
     Args:
@@ -103,7 +103,7 @@ def _task(config: Config) -> Task:
 _trained: dict[tuple[Config, float], tuple[Task, Any]] = {}  # What the last pre-training made, and for which task.
 
 
-def _begun(run: Run, task: Task) -> Task:
+def _begun(run: PlannedRun, task: Task) -> Task:
     """Return the task with the batches of a run's seed, and with its initial parameters, after pre-training if there is any."""
     own = task.of(run.config.seed)
     if not run.pretraining:
@@ -125,7 +125,7 @@ def _begun(run: Run, task: Task) -> Task:
 class _Watcher:
     """The callback of a run, which collects its history and evaluations."""
 
-    def __init__(self, run: Run, task: Task, total: int, tell: Callable[[int], None]):
+    def __init__(self, run: PlannedRun, task: Task, total: int, tell: Callable[[int], None]):
         self.run, self.task, self.total, self.tell = run, task, total, tell
         self.evaluations = [total * (k + 1) // run.evaluations for k in range(run.evaluations)]
         self.until = total
@@ -157,7 +157,7 @@ class _Watcher:
     def conclude(self, begin: float) -> dict[str, Any]:
         """Return the record of the run, given its training loss before the first commit."""
         shared = {name: np.concatenate([part[name] for part in self.parts]) for name in _columns(self.parts)}
-        return kept(self.run, self.total, shared, self.evaluated, begin) | {
+        return record_of(self.run, self.total, shared, self.evaluated, begin) | {
             "rejected": getattr(self, "rejected", 0),
             "dropped": getattr(self, "dropped", 0),
             "diagnostics": {name: self._diagnostic(name) for name in self.run.diagnostics},
@@ -178,7 +178,7 @@ class _Watcher:
         }
 
 
-def judged(run: Run, params: Any, state: Callable[[], Any]) -> Any:
+def judged(run: PlannedRun, params: Any, state: Callable[[], Any]) -> Any:
     """Return the parameters to evaluate: the central variable, or for LSGD the average of its workers, as its authors do.
 
     Args:
@@ -189,8 +189,8 @@ def judged(run: Run, params: Any, state: Callable[[], Any]) -> Any:
     return gemjax.rules.average_position(state().opt_state) if run.config.method == "lsgd" else params
 
 
-def kept(
-    run: Run, total: int, history: History, evaluated: list[tuple[int, float, float]], begin: float
+def record_of(
+    run: PlannedRun, total: int, history: History, evaluated: list[tuple[int, float, float]], begin: float
 ) -> dict[str, Any]:
     """Return the record of a run without diagnostics, counters and cost.
 

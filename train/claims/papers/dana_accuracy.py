@@ -33,7 +33,7 @@ from typing import Any
 
 from train.claims.claim import Claim, Scatter, Statement, compare
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, GUESS, SMALL_COMMITS, TINY, TINY_NETWORK, percent, shared
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 from train.config.config import Config, Method
 
 METHODS: dict[str, Method] = {
@@ -69,7 +69,7 @@ PAPER = {
 }
 
 
-def runs(base: Config, epochs: float, workers, seeds, without: str, **changes) -> list[Run]:
+def runs(base: Config, epochs: float, workers, seeds, without: str, **changes) -> list[PlannedRun]:
     """Return one worker and every method with each number of `workers`, which share `epochs`, seed by seed.
 
     The runs with `GAP_AT` workers record the gap; the series `without` is omitted.

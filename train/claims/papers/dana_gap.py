@@ -34,7 +34,7 @@ from train.claims.claim import Claim, Statement
 from train.claims.papers import dana_accuracy
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, TINY, TINY_NETWORK
 from train.claims.papers.gem_setting import words
-from train.claims.runs import Run
+from train.claims.runs import PlannedRun
 from train.config.config import Config
 
 PLAIN, MOMENTUM, ZERO = "ASGD", "NAG-ASGD", "DANA-Zero"
@@ -42,7 +42,7 @@ SERIES = (PLAIN, MOMENTUM, "Multi-ASGD", "LWP", "DANA-Slim")
 AT, GAPS = dana_accuracy.GAP_AT, dana_accuracy.GAPS
 
 
-def _runs(base: Config, epochs: float, seeds, fewer: tuple[int, ...] = (), **changes) -> list[Run]:
+def _runs(base: Config, epochs: float, seeds, fewer: tuple[int, ...] = (), **changes) -> list[PlannedRun]:
     """Return the runs with `AT` workers, and those of the methods without a remedy with `fewer` workers."""
     rows = dana_accuracy.runs(base, epochs, (*fewer, AT), seeds, "YellowFin", **changes)
     kept = {AT: (*SERIES, ZERO)} | dict.fromkeys(fewer, (MOMENTUM, PLAIN))

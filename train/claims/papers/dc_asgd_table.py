@@ -35,7 +35,7 @@ from typing import Any
 
 from train.claims.claim import Claim, Statement
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, SMALL, SMALL_COMMITS, SMALL_NETWORK, percent, shared
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 from train.config.config import Config
 
 ONE = "SGD, one worker"
@@ -65,7 +65,7 @@ PAPER = {
 }
 
 
-def _runs(base: Config, epochs: float, seeds, **changes) -> list[Run]:
+def _runs(base: Config, epochs: float, seeds, **changes) -> list[PlannedRun]:
     rows = over_seeds(ONE, shared(base, "asgd", 1, epochs, **changes), seeds=seeds)
     for series, own in SERIES.items():
         for workers in WORKERS:
@@ -73,7 +73,7 @@ def _runs(base: Config, epochs: float, seeds, **changes) -> list[Run]:
     return rows
 
 
-def _small_runs() -> list[Run]:
+def _small_runs() -> list[PlannedRun]:
     """Return the runs at scale `cpu` that depend on no others."""
     rows = _runs(SMALL, EPOCHS, SEEDS, **SHORT)
     for workers in WORKERS:
@@ -94,7 +94,7 @@ def _best(measured, workers: int) -> float:
     return max(CHOICES, key=lambda strength: measured.mean("test_accuracy", f"{TUNED}: {strength:g}", workers))
 
 
-def then(measured) -> list[Run]:
+def then(measured) -> list[PlannedRun]:
     if measured.scale != "cpu":
         return []
     return [run for n in WORKERS for run in over_seeds(TUNED, _compensated(n, _best(measured, n)), seeds=SEEDS)]

@@ -41,7 +41,7 @@ from typing import Any
 
 from train.claims.claim import Claim, Statement, ahead
 from train.claims.papers.gem_setting import words
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 from train.config.config import Config
 
 SYNC, PLAIN, NESTEROV, DELAYED, DYNAMIC = (
@@ -67,7 +67,7 @@ HIGH = 1.15  # Times the lowest loss; larger ones are written at the edge of the
 NEAR = 1.01  # The published losses differ by 0.1 %.
 
 
-def _runs(base: Config, rates=RATES, seeds=SEEDS, pretraining: float = PRETRAINING) -> list[Run]:
+def _runs(base: Config, rates=RATES, seeds=SEEDS, pretraining: float = PRETRAINING) -> list[PlannedRun]:
     """Return the runs of all series; their points are the outer rates."""
     rows = []
     for series, own in SERIES.items():
@@ -86,7 +86,7 @@ def _best(measured, series: str) -> float:
     )
 
 
-def then(measured) -> list[Run]:
+def then(measured) -> list[PlannedRun]:
     """Return runs of further seeds at the best rate of each series."""
     if measured.scale != "cpu":
         return []

@@ -25,13 +25,13 @@ from typing import Any
 
 from train.claims.claim import Claim, Statement, numbers
 from train.claims.papers.gem_setting import digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 PLAIN = "as published"
 PUBLISHED = 0.9938
 
 
-def _runs(make, workers: int, changes: dict[str, dict[str, Any]], **shared: Any) -> list[Run]:
+def _runs(make, workers: int, changes: dict[str, dict[str, Any]], **shared: Any) -> list[PlannedRun]:
     return [
         run
         for series, own in changes.items()

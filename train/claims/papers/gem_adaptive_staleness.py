@@ -28,7 +28,7 @@ import numpy as np
 from train.claims.claim import Claim, Statement, numbers
 from train.claims.papers.gem_figure_1 import PAPER as FIGURE_1
 from train.claims.papers.gem_setting import curve, digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 PUBLISHED = FIGURE_1["train_loss"]["adaptive staleness"]
 WORKERS = (5, 10, 30)
@@ -36,7 +36,7 @@ LEVEL = 1.0
 RATES = {f"η = {rate:g}": rate for rate in (0.05, 0.025, 0.01)}
 
 
-def _runs(make, rates, workers) -> list[Run]:
+def _runs(make, rates, workers) -> list[PlannedRun]:
     """Return runs with rates divided by τ + 1, and with the last one divided by τ."""
     series = {f"η = {rate:g}": ("dynsgd", rate) for rate in rates}
     series[f"η = {rates[-1]:g}, over τ"] = "staleness_aware", rates[-1]

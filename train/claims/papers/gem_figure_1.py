@@ -30,7 +30,7 @@ import math
 
 from train.claims.claim import Claim, Scatter, Statement, compare, numbers
 from train.claims.papers.gem_setting import at_end, curve, digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 METHODS = {"GEM": "gem", "DOWNPOUR": "asgd", "adaptive staleness": "dynsgd"}
 WORKERS = (5, 10, 20, 30)
@@ -40,7 +40,7 @@ JUDGED = (5, 10)  # The paper's two figures of DOWNPOUR contradict each other be
 CURVES = dict(zip(METHODS, ("1a", "1b", "1c"), strict=True))
 
 
-def _runs(make, workers, seeds) -> list[Run]:
+def _runs(make, workers, seeds) -> list[PlannedRun]:
     return [
         run
         for series, method in METHODS.items()

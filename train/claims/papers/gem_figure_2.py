@@ -25,7 +25,7 @@ import numpy as np
 
 from train.claims.claim import Claim, Statement, numbers
 from train.claims.papers.gem_setting import digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 READINGS = ("equations", "code", "algorithm")
 PUBLISHED = 0.9938  # Of one run.
@@ -33,7 +33,7 @@ PAPER = {"test_accuracy": {"equations": {100: PUBLISHED}}}
 ROWS = 10_000  # Of the test set.
 
 
-def _runs(make, workers: int, seeds, **changes) -> list[Run]:
+def _runs(make, workers: int, seeds, **changes) -> list[PlannedRun]:
     return [
         run
         for reading in READINGS

@@ -26,7 +26,7 @@ import numpy as np
 
 from train.claims.claim import Claim, Statement, compare, numbers
 from train.claims.papers.gem_setting import between, curve, digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 VARIATIONS = {"CV 0.1": 0.1, "CV 0.4, fitted": 0.4}
 WORKERS = (5, 10, 20, 30)
@@ -35,7 +35,7 @@ SMOOTH = 3  # Moments per point of the picture.
 PAPER = {"pi_median": {series: {n: between("3", n, *WINDOW) for n in WORKERS} for series in VARIATIONS}}
 
 
-def _runs(make, workers, seeds, **own) -> list[Run]:
+def _runs(make, workers, seeds, **own) -> list[PlannedRun]:
     return [
         run
         for series, variation in VARIATIONS.items()

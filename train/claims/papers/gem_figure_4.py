@@ -29,14 +29,14 @@ import numpy as np
 
 from train.claims.claim import Claim, Statement, compare, numbers
 from train.claims.papers.gem_setting import between, curve, digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 WORKERS = (1, 2, 4, 8, 16)
 SECONDS = 60.0  # The paper's axis.
 PART = 0.8  # Of the time of the run with the most workers, from which losses are averaged to its end.
 
 
-def _runs(make, effective: int, epochs: float, workers, seeds) -> list[Run]:
+def _runs(make, effective: int, epochs: float, workers, seeds) -> list[PlannedRun]:
     split = {count: {"epochs": epochs / count, "batch_size": effective // count} for count in workers}
     return [
         run

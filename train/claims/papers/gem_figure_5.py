@@ -28,13 +28,13 @@ import numpy as np
 
 from train.claims.claim import Claim, Statement, compare, numbers
 from train.claims.papers.gem_setting import curve, digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 GEM, SGD = "GEM", "momentum SGD, sequential"
 PUBLISHED = {GEM: "GEM", SGD: "momentum SGD"}
 
 
-def _runs(make, workers: int, epochs: float, seeds) -> list[Run]:
+def _runs(make, workers: int, epochs: float, seeds) -> list[PlannedRun]:
     looks = int(epochs)
     gem = make("gem", workers, epochs=epochs / workers)
     sgd = make("momentum_asgd", 1, epochs=epochs)

@@ -23,7 +23,7 @@ import statistics
 
 from train.claims.claim import Claim, Statement, compare, numbers
 from train.claims.papers.gem_setting import at_end, curve, digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 GEM, PLAIN, PROXY = "GEM", "DOWNPOUR", "momentum SGD, sequential"
 METHODS = {GEM: "gem", PLAIN: "asgd"}
@@ -38,7 +38,7 @@ PAPER = {
 }
 
 
-def _runs(make, workers, seeds, rate: float) -> list[Run]:
+def _runs(make, workers, seeds, rate: float) -> list[PlannedRun]:
     runs = [
         run
         for series, method in METHODS.items()

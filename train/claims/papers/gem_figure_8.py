@@ -22,14 +22,14 @@ import functools
 
 from train.claims.claim import Claim, Statement, compare, numbers
 from train.claims.papers.gem_setting import at_end, curve, digits, mnist
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 
 REPEATED = 5  # Number of workers with more seeds.
 KAPPAS = (1.0, 2.0, 3.0, 4.0)
 PAPER = {"train_loss": {f"{REPEATED} workers": {kappa: at_end("8a", kappa) for kappa in KAPPAS}}}
 
 
-def _runs(make, workers, kappas, seeds: int) -> list[Run]:
+def _runs(make, workers, kappas, seeds: int) -> list[PlannedRun]:
     return [
         run
         for count in workers

@@ -44,7 +44,7 @@ from train.claims.claim import Claim, Statement, ahead
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, GUESS, POOLED, POOLED_NETWORK, percent
 from train.claims.papers.gem_setting import words
 from train.claims.results import Spread
-from train.claims.runs import Run, over_seeds
+from train.claims.runs import PlannedRun, over_seeds
 from train.config.config import Config
 
 ONE = "SGD"
@@ -84,7 +84,7 @@ def _config(series: str, base: Config, workers: int, period: int = 64, drop: flo
 PLACES = [(ONE, 1), *((series, workers) for workers in WORKERS for series in SERIES)]
 
 
-def _runs(network: str, base: Config, seeds: Sequence[int] = (0,), **setting: Any) -> list[Run]:
+def _runs(network: str, base: Config, seeds: Sequence[int] = (0,), **setting: Any) -> list[PlannedRun]:
     """Return the runs of one network at a rate that all methods share."""
     rows = [
         run
@@ -100,7 +100,7 @@ def _tuning(series: str, rate: float) -> str:
     return f"{SMALL}, {series}, η = {rate:g}"
 
 
-def _tuning_runs() -> list[Run]:
+def _tuning_runs() -> list[PlannedRun]:
     """Return a run of a quarter of the length with each rate."""
     return [
         run
@@ -115,7 +115,7 @@ def _tuning_runs() -> list[Run]:
     ]
 
 
-def then(measured) -> list[Run]:
+def then(measured) -> list[PlannedRun]:
     """Return the runs at the rates with the lowest test error of the tuning seed."""
     if measured.scale != "cpu":
         return []

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 PyTree = Any
-Verdict = Literal["same to rounding", "as far as rounding carries", "differs"]
-VERDICTS: tuple[Verdict, ...] = ("same to rounding", "as far as rounding carries", "differs")
+Agreement = Literal["same to rounding", "as far as rounding carries", "differs"]
+VERDICTS: tuple[Agreement, ...] = ("same to rounding", "as far as rounding carries", "differs")
 FACTOR = 10.0  # A difference is as far as rounding carries up to this multiple of the effect of one unit.
 NUDGES = 3  # Beginnings that differ by one unit.
 MORE_NUDGES = 13  # Further ones before a piece differs: a rounding error that crosses a kink is rare among them.
@@ -18,7 +18,7 @@ TELLING = 0.01  # A piece with a larger effect of one unit, relative to its move
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Span:
     """A part of a run between two checkpoints, and how its replay ends.
 
     Attributes:
@@ -41,7 +41,7 @@ class Piece:
     unit: float
     effect: float
     nudges: int
-    verdict: Verdict
+    verdict: Agreement
 
     @property
     def is_telling(self) -> bool:
@@ -53,7 +53,7 @@ class Piece:
         return value / self.moved if self.moved else 0.0 if not value else float("inf")
 
 
-def judge(difference: float, unit: float, effect: float) -> Verdict:
+def judge(difference: float, unit: float, effect: float) -> Agreement:
     """Compare a difference with one unit in the last place, and with the effect of one unit at the beginning.
 
     >>> judge(1e-8, unit=2e-8, effect=1e-6), judge(5e-6, unit=2e-8, effect=1e-6), judge(5e-5, unit=2e-8, effect=1e-6)
@@ -66,12 +66,12 @@ def judge(difference: float, unit: float, effect: float) -> Verdict:
     return "as far as rounding carries" if difference <= FACTOR * effect else "differs"
 
 
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
+def worst(verdicts: Iterable[Agreement]) -> Agreement:
     """Return the worst of some verdicts."""
     return max(verdicts, key=VERDICTS.index)
 
 
-def compare(begin: Any, end: Any, commits: tuple[int, int], replay: Callable[[Any], Any]) -> Piece:
+def compare(begin: Any, end: Any, commits: tuple[int, int], replay: Callable[[Any], Any]) -> Span:
     """Replay a piece and compare its end with a checkpoint.
 
     Model state of integers is not compared; other model state may only make the verdict worse. Equal infinities do not differ.
@@ -94,7 +94,7 @@ def compare(begin: Any, end: Any, commits: tuple[int, int], replay: Callable[[An
         nudges += 1
         verdict = worst(judge(differences[name], units[name], effects[name]) for name in expected)
     name = "params"
-    return Piece(
+    return Span(
         *commits,
         moved=distance(expected[name], start[name]),
         difference=differences[name],

@@ -20,11 +20,11 @@ from train.task.task import PyTree, Task
 
 CHUNK = 100  # Arrivals between two reports of progress.
 
-Row = TypeVar("Row")
+Summary = TypeVar("Summary")
 
 
 @dataclasses.dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run of a batch.
 
     Attributes:
@@ -48,13 +48,13 @@ def run_batch(
     commits: int,
     over: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
     seeds: Sequence[int],
-    summarise: Callable[[Finished], Row],
+    summarise: Callable[[FinishedRun], Summary],
     *,
     diagnostics: Sequence[str] = (),
     progress: Callable[[int], None] = lambda done: None,
     stops: Sequence[int] = (),
     evaluate: Callable[[gemjax.RunState], Any] = lambda state: None,
-) -> list[Row]:
+) -> list[Summary]:
     """Simulate `config` at every point of a grid, or of a list, and return a summary per run.
 
     If the device cannot hold all runs at once, they are divided among several programs, and so are seeds whose workers pull
@@ -106,7 +106,7 @@ def run_batch(
             history = {name: column[index] for name, column in result.history.items()}
             state = jax.tree.map(lambda leaf: leaf[index], result.state)  # noqa: B023
             point = dict(over[number]) | {"seed": seed}
-            found[number, seed] = summarise(Finished(point, history, state, initial_loss(seed), looked[index]))
+            found[number, seed] = summarise(FinishedRun(point, history, state, initial_loss(seed), looked[index]))
         before += len(runs) * commits
     return [found[run] for run in itertools.product(*lists.values())]
 

@@ -43,7 +43,7 @@ class Provenance:
         """
         saved = saved or {}
         self._data, self.unevaluated = data, bool(saved.get("unevaluated"))
-        self.check(
+        self.check_same(
             config, saved, data, "give the folder of those data as --data-dir, or start a new run in another folder"
         )
         now = {name: getattr(config, name) for name in SETTINGS}
@@ -51,7 +51,7 @@ class Provenance:
         if not self.settings or self.settings[-1][1] != now:
             self.settings = [*(past for past in self.settings if past[0] < commits), (commits, now)]
 
-    def check(self, config: Config, saved: Mapping[str, Any], data: str | None, remedy: str) -> None:
+    def check_same(self, config: Config, saved: Mapping[str, Any], data: str | None, remedy: str) -> None:
         """Check that data and random numbers are those of a checkpoint; `remedy` ends the message on data.
 
         Raises:

@@ -14,7 +14,7 @@ from rich.console import Console
 from train.claims.execution import costs
 from train.claims.execution.cache import Pool
 from train.claims.execution.processes import Processes
-from train.claims.runs import Record, Run
+from train.claims.runs import PlannedRun, RunRecord
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
@@ -25,7 +25,7 @@ from train.run.folder import RUNS
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
 from train.sweep.benchmark import outcome, page
-from train.sweep.benchmark.settings import FULL, QUICK, REFERENCES, WORDS, Cell, Plan
+from train.sweep.benchmark.settings import FULL, QUICK, REFERENCES, WORDS, Design, Entry
 
 USAGE = "python -m train benchmark"
 RESULTS = Path(__file__).parents[2] / "results"
@@ -67,32 +67,33 @@ class Benchmark:
     """Print the runs that are left and the budget of tuning, and exit."""
 
     def __post_init__(self):
-        if not any(cell.workers > 1 for cell in self.cells):
+        if not any(entry.workers > 1 for entry in self.entries):
             raise ValueError(
                 "no setting has these --tasks, --workers and --clusters together; see --dry-run for those that there are"
             )
-        if without := [name for name in self.methods if not any(cell.method == name for cell in self.cells)]:
+        if without := [name for name in self.methods if not any(entry.method == name for entry in self.entries)]:
             raise ValueError(
                 f"--methods {' '.join(without)}: the benchmark has no such method for these --tasks, --workers and --clusters"
             )
 
     @property
-    def whole(self) -> Plan:
+    def whole(self) -> Design:
         """The scale, whatever part of it is asked for."""
         return QUICK if self.quick else FULL
 
     @property
-    def cells(self) -> list[Cell]:
-        """The cells that are asked for; references always belong to them."""
+    def entries(self) -> list[Entry]:
+        """The entries that are asked for; references always belong to them."""
         asked = lambda values, value: not values or value in values
         return [
-            cell
-            for cell in self.whole.cells()
-            if asked(self.tasks, cell.task)
+            entry
+            for entry in self.whole.entries()
+            if asked(self.tasks, entry.task)
             and (
-                cell.method in REFERENCES or (cell.method in self.methods if self.methods else self.whole.is_core(cell))
+                entry.method in REFERENCES
+                or (entry.method in self.methods if self.methods else self.whole.is_core(entry))
             )
-            and (cell.workers == 1 or (asked(self.workers, cell.workers) and asked(self.clusters, cell.cluster)))
+            and (entry.workers == 1 or (asked(self.workers, entry.workers) and asked(self.clusters, entry.cluster)))
         ]
 
     @property
@@ -113,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
     asked = parse_flags(Benchmark, argv, USAGE, description=DESCRIPTION)
     console = RunConsole()
     check_out(asked.work, "--work")
-    known = load(asked.whole, asked.whole.cells(), asked.pool, {})
+    known = load(asked.whole, asked.whole.entries(), asked.pool, {})
     before = earlier(asked)
     if asked.dry_run:
         dry_run(asked, unfinished(asked, known, before), console)
@@ -129,71 +130,73 @@ def earlier(asked: Benchmark) -> dict[str, Any] | None:
     return json.loads(asked.file.read_text(encoding="utf-8")) if asked.file.exists() else None
 
 
-def load(plan: Plan, cells: Sequence[Cell], pool: Pool, known: dict[Run, Record]) -> dict[Run, Record]:
-    """Add the finished runs of `cells` to `known`, rung by rung, and return it."""
-    for cell in cells:
-        while found := pool.known(run for run in plan.next_runs(cell, known)[0] if run not in known):
+def load(
+    design: Design, entries: Sequence[Entry], pool: Pool, known: dict[PlannedRun, RunRecord]
+) -> dict[PlannedRun, RunRecord]:
+    """Add the finished runs of `entries` to `known`, rung by rung, and return it."""
+    for entry in entries:
+        while found := pool.known(run for run in design.next_runs(entry, known)[0] if run not in known):
             known |= found
     return known
 
 
-def missing(plan: Plan, cell: Cell, known: dict[Run, Record]) -> list[Run]:
-    """Return the runs of a cell that can be made now; none if it is finished."""
-    return [run for run in plan.next_runs(cell, known)[0] if run not in known]
+def missing(design: Design, entry: Entry, known: dict[PlannedRun, RunRecord]) -> list[PlannedRun]:
+    """Return the runs of an entry that can be made now; none if it is finished."""
+    return [run for run in design.next_runs(entry, known)[0] if run not in known]
 
 
-def unfinished(asked: Benchmark, known: dict[Run, Record], before: Mapping[str, Any] | None) -> list[Cell]:
-    """Return the cells that are asked for and have runs left. A row of the file `before` has none, except with `--anew`."""
+def unfinished(asked: Benchmark, known: dict[PlannedRun, RunRecord], before: Mapping[str, Any] | None) -> list[Entry]:
+    """Return the entries that are asked for and have runs left. A row of the file `before` has none, except with `--anew`."""
     rows = {} if asked.anew else outcome.earlier(asked.whole, before)
-    return [cell for cell in asked.cells if cell not in rows and missing(asked.whole, cell, known)]
+    return [entry for entry in asked.entries if entry not in rows and missing(asked.whole, entry, known)]
 
 
 def run(
-    asked: Benchmark, known: dict[Run, Record], before: Mapping[str, Any] | None, console: Console
+    asked: Benchmark, known: dict[PlannedRun, RunRecord], before: Mapping[str, Any] | None, console: Console
 ) -> dict[str, Any]:
     """Make the missing runs, write the page after every wave of them, and return the content of the benchmark's file.
 
     Raises:
       UsageError: if data are missing or a run cannot be made. Finished runs are kept.
     """
-    plan, pool = asked.whole, asked.pool
+    design, pool = asked.whole, asked.pool
     waiting = unfinished(asked, known, before)
     say(
         console,
-        f"{plan.name}: {len(asked.cells)} pairs of a method and a setting, {len(waiting)} unfinished; {budget(plan)}",
+        f"{design.name}: {len(asked.entries)} pairs of a method and a setting, {len(waiting)} unfinished; {budget(design)}",
     )
     if waiting:
         from train.task.data.load import lacking  # It imports TFDS, which a look at finished runs does not need.
 
         machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
-        if said := lacking([plan.tasks[cell.task].dataset for cell in waiting], **machine):
+        if said := lacking([design.tasks[entry.task].dataset for entry in waiting], **machine):
             raise UsageError(said)
-        per_cell, each = plan.budget + len(plan.seeds) * plan.gradients, _runs_per_cell(plan)
-        made = [run for cell in waiting for run in plan.made(cell, known)]
+        per_entry, each = design.budget + len(design.seeds) * design.gradients, _runs_per_entry(design)
+        made = [run for entry in waiting for run in design.made(entry, known)]
         done = len(made), sum(map(costs.gradients, made))
         with (
             Processes(asked.processes) as processes,
-            GroupProgress(console, "run", each * len(waiting), per_cell * len(waiting), *done) as progress,
+            GroupProgress(console, "run", each * len(waiting), per_entry * len(waiting), *done) as progress,
         ):
             say(console, f"{processes.count} at a time on {processes.hardware['device']}; runs are kept in {pool.path}")
-            while waiting := [cell for cell in waiting if missing(plan, cell, known)]:
-                groups = [missing(plan, cell, known) for cell in waiting[:WAVE]]
+            while waiting := [entry for entry in waiting if missing(design, entry, known)]:
+                groups = [missing(design, entry, known) for entry in waiting[:WAVE]]
                 arriving = processes.make(groups, machine, progress.update, together=True)
                 for made, record in pool.keep(arriving, known):
                     progress.end(made.name, costs.gradients(made), f"accuracy {record['test_accuracy'] or 0:.3f}")
-                load(plan, waiting[:WAVE], pool, known)
+                load(design, waiting[:WAVE], pool, known)
                 write(asked, known)
     content = write(asked, known)
-    say(console, f"page: {asked.folder / plan.name}.md")
+    say(console, f"page: {asked.folder / design.name}.md")
     return content
 
 
-def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
+def write(asked: Benchmark, known: dict[PlannedRun, RunRecord]) -> dict[str, Any]:
     """Write file, page and picture, and return the content of the file."""
     from gemjax.telemetry import style
 
-    plan, path = asked.whole, asked.file
-    content = outcome.document(plan, known, earlier(asked))  # Read again: another process may have added rows.
+    design, path = asked.whole, asked.file
+    content = outcome.document(design, known, earlier(asked))  # Read again: another process may have added rows.
     asked.folder.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
     others = json.dumps({name: value for name, value in content.items() if name != "rows"}, indent=1)
@@ -203,32 +206,32 @@ def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
             figure = style.picture(2, 2.8)
             page.draw(figure, content)
             write_picture(path.with_suffix(".png"), figure)
-    write_whole(path.with_suffix(".md"), page.written(plan, content, command(plan)))
+    write_whole(path.with_suffix(".md"), page.written(design, content, command(design)))
     return content
 
 
-def command(plan: Plan) -> str:
-    return f"{USAGE} --quick" if plan is QUICK else USAGE
+def command(design: Design) -> str:
+    return f"{USAGE} --quick" if design is QUICK else USAGE
 
 
-def budget(plan: Plan) -> str:
+def budget(design: Design) -> str:
     """Return the budget of tuning in words."""
     return (
-        f"every method is tuned with {plan.budget:,} gradients per setting and reported with {len(plan.seeds)} further seeds "
-        f"of {plan.gradients:,}"
+        f"every method is tuned with {design.budget:,} gradients per setting and reported with {len(design.seeds)} further "
+        f"seeds of {design.gradients:,}"
     )
 
 
-def dry_run(asked: Benchmark, waiting: Sequence[Cell], console: Console) -> None:
+def dry_run(asked: Benchmark, waiting: Sequence[Entry], console: Console) -> None:
     """Print the budget, and how many methods each setting has left."""
-    plan = asked.whole
-    say(console, budget(plan))
-    for setting in dict.fromkeys(cell.setting for cell in asked.cells):
-        cells = [cell for cell in asked.cells if cell.setting == setting]
-        left = [cell.method for cell in cells if cell in waiting]
+    design = asked.whole
+    say(console, budget(design))
+    for setting in dict.fromkeys(entry.setting for entry in asked.entries):
+        entries = [entry for entry in asked.entries if entry.setting == setting]
+        left = [entry.method for entry in entries if entry in waiting]
         name = f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} worker{'s' if setting[1] > 1 else ''}"
-        say(console, f"{name}: {len(left)} of {len(cells)} methods left" + (f": {', '.join(left)}" if left else ""))
+        say(console, f"{name}: {len(left)} of {len(entries)} methods left" + (f": {', '.join(left)}" if left else ""))
 
 
-def _runs_per_cell(plan: Plan) -> int:
-    return sum(count for count, _ in plan.rungs) + len(plan.seeds)
+def _runs_per_entry(design: Design) -> int:
+    return sum(count for count, _ in design.rungs) + len(design.seeds)

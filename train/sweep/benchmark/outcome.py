@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from train.claims.runs import Record, Run
+from train.claims.runs import PlannedRun, RunRecord
 from train.sweep.benchmark.settings import (
-    CONTESTANTS,
     FIRST,
     LOCAL,
     ONE,
     REFERENCES,
+    SEARCH_SPACES,
     SYNCHRONOUS,
-    Cell,
-    Plan,
+    Design,
+    Entry,
     Setting,
 )
 from train.sweep.benchmark.statistics import Estimate, Seeds, crossing, estimate, leaders, profile, ratio
@@ -28,35 +28,37 @@ SLACK = 0.01  # Of accuracy, below which a run has lost the target: it is reache
 Row = dict[str, Any]
 
 
-def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the content of the benchmark's file: a row per finished cell.
+def document(
+    design: Design, known: Mapping[PlannedRun, RunRecord], before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the content of the benchmark's file: a row per finished entry.
 
     Args:
-      plan: the scale.
+      design: the scale.
       known: records of runs.
       before: an earlier content of the file, whose rows are kept where `known` has none. Targets stay while a row is kept.
     """
-    defined, old = definition(plan), earlier(plan, before)
+    defined, old = definition(design), earlier(design, before)
     rows, hardware = {}, set(before["hardware"] if before and old else ())
-    found = {cell: plan.next_runs(cell, known) for cell in plan.cells()}
-    kept = [cell for cell, (runs, numbers) in found.items() if not numbers or any(run not in known for run in runs)]
-    targets = {cell.task: old[cell]["target"] for cell in kept if cell in old}
-    for cell, (runs, numbers) in found.items():
-        if cell in kept:
-            row = old.get(cell)
+    found = {entry: design.next_runs(entry, known) for entry in design.entries()}
+    kept = [entry for entry, (runs, numbers) in found.items() if not numbers or any(run not in known for run in runs)]
+    targets = {entry.task: old[entry]["target"] for entry in kept if entry in old}
+    for entry, (runs, numbers) in found.items():
+        if entry in kept:
+            row = old.get(entry)
         else:
             records = [known[run] for run in runs]
-            if cell.method == ONE:
+            if entry.method == ONE:
                 mean = KEPT * float(np.mean([_accuracy(record) for record in records]))
-                targets.setdefault(cell.task, round(mean, 4))
-            row = _row(plan, cell, numbers, runs[0], records, targets[cell.task]) if cell.task in targets else None
+                targets.setdefault(entry.task, round(mean, 4))
+            row = _row(design, entry, numbers, runs[0], records, targets[entry.task]) if entry.task in targets else None
             if row is not None:
-                made = plan.made(cell, known).values()
-                row["tuning"] = plan.tuning(cell)
+                made = design.made(entry, known).values()
+                row["tuning"] = design.tuning(entry)
                 row["cost"] = {"runs": len(made), "minutes": round(sum(record["seconds"] for record in made) / 60, 2)}
                 hardware |= {record["hardware"]["device"] for record in made if "hardware" in record}
         if row is not None:
-            rows[cell] = row
+            rows[entry] = row
     costs = [row["cost"] for row in rows.values()]
     cost = {"runs": sum(one["runs"] for one in costs), "minutes": round(sum(one["minutes"] for one in costs), 1)}
     return {
@@ -65,37 +67,39 @@ def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] 
     }  # fmt: skip
 
 
-def earlier(plan: Plan, before: Mapping[str, Any] | None) -> dict[Cell, Row]:
-    """Return the rows of an earlier content of the file by cell, without those of another definition or tuning."""
+def earlier(design: Design, before: Mapping[str, Any] | None) -> dict[Entry, Row]:
+    """Return the rows of an earlier content of the file by entry, without those of another definition or tuning."""
     if before is None:
         return {}
-    rows = {cell_of(row): row for row in before["rows"]}
-    if before["definition"] != definition(plan):
+    rows = {entry_of(row): row for row in before["rows"]}
+    if before["definition"] != definition(design):
         return {}
-    return {cell: row for cell, row in rows.items() if row["tuning"] == plan.tuning(cell)}
+    return {entry: row for entry, row in rows.items() if row["tuning"] == design.tuning(entry)}
 
 
-def definition(plan: Plan) -> dict[str, Any]:
-    """Return what decides the numbers of a plan."""
+def definition(design: Design) -> dict[str, Any]:
+    """Return what decides the numbers of a design."""
     return {
-        "name": plan.name, "gradients": plan.gradients, "seeds": list(plan.seeds), "tasks": dict(plan.titles),
-        "rungs": [[count, share] for count, share in plan.rungs], "kept": KEPT, "narrow": sorted(plan.narrow),
+        "name": design.name, "gradients": design.gradients, "seeds": list(design.seeds), "tasks": dict(design.titles),
+        "rungs": [[count, share] for count, share in design.rungs], "kept": KEPT, "narrow": sorted(design.narrow),
     }  # fmt: skip
 
 
-def cell_of(row: Row) -> Cell:
-    return Cell(row["task"], row["workers"], row["cluster"], row["method"])
+def entry_of(row: Row) -> Entry:
+    return Entry(row["task"], row["workers"], row["cluster"], row["method"])
 
 
-def _accuracy(record: Record) -> float:
+def _accuracy(record: RunRecord) -> float:
     return record["test_accuracy"] or 0.0
 
 
-def _row(plan: Plan, cell: Cell, numbers: dict, run: Run, records: Sequence[Record], target: float) -> Row:
+def _row(
+    design: Design, entry: Entry, numbers: dict, run: PlannedRun, records: Sequence[RunRecord], target: float
+) -> Row:
     period = mean_period(run.config)
     reached = [_reached(record, target) for record in records]
     return {
-        "task": cell.task, "workers": cell.workers, "cluster": cell.cluster, "method": cell.method, "target": target,
+        "task": entry.task, "workers": entry.workers, "cluster": entry.cluster, "method": entry.method, "target": target,
         "numbers": {name: float(f"{value:.4g}") for name, value in numbers.items()},
         "accuracy": [round(_accuracy(record), 4) for record in records],
         "gradients": [_finite(period * commits) for commits, _ in reached],
@@ -104,7 +108,7 @@ def _row(plan: Plan, cell: Cell, numbers: dict, run: Run, records: Sequence[Reco
     }  # fmt: skip
 
 
-def _reached(record: Record, target: float) -> tuple[float, float]:
+def _reached(record: RunRecord, target: float) -> tuple[float, float]:
     """Return commits and virtual time at which a run first has the target accuracy; infinite if it has not."""
     found, curve = record["evaluations"], record["curve"]
     commits = crossing(found["commits"], found["test_accuracy"], target)
@@ -122,17 +126,17 @@ class Findings:
 
     def __init__(self, content: Mapping[str, Any]):
         self.content = content
-        self.rows = {cell_of(row): row for row in content["rows"]}
+        self.rows = {entry_of(row): row for row in content["rows"]}
         self.settings: list[Setting] = list(
-            dict.fromkeys(cell.setting for cell in self.rows if cell.method not in REFERENCES)
+            dict.fromkeys(entry.setting for entry in self.rows if entry.method not in REFERENCES)
         )
 
     def methods(self, settings: Sequence[Setting]) -> list[str]:
         """Return the methods, without references, that are measured in all of `settings`."""
         return [
             name
-            for name in CONTESTANTS
-            if name not in REFERENCES and settings and all(Cell.at(setting, name) in self.rows for setting in settings)
+            for name in SEARCH_SPACES
+            if name not in REFERENCES and settings and all(Entry.at(setting, name) in self.rows for setting in settings)
         ]
 
     def at(self, workers: int, cluster: str, *, narrow: bool = False) -> list[Setting]:
@@ -143,25 +147,25 @@ class Findings:
 
     def comparable(self, *, narrow: bool = False) -> list[Setting]:
         """Return the settings that have the references and all of the best-known methods; others are unfinished."""
-        known = {name for name in FIRST if any(cell.method == name for cell in self.rows)}
+        known = {name for name in FIRST if any(entry.method == name for entry in self.rows)}
         return [
             one
             for one in self.settings
             if (one[0] in self.content["definition"]["narrow"]) == narrow
-            and {SYNCHRONOUS, LOCAL, *known} <= {cell.method for cell in self.rows if cell.setting == one}
+            and {SYNCHRONOUS, LOCAL, *known} <= {entry.method for entry in self.rows if entry.setting == one}
         ]
 
     def reached(self, setting: Setting, method: str) -> int:
         """Return the number of seeds that reached the target."""
-        return sum(value is not None for value in self.rows[Cell.at(setting, method)]["time"])
+        return sum(value is not None for value in self.rows[Entry.at(setting, method)]["time"])
 
     def arrives(self, settings: Sequence[Setting], method: str) -> bool:
         """Return True if a method reached the target with every seed in all settings."""
-        return all(None not in self.rows[Cell.at(setting, method)]["time"] for setting in settings)
+        return all(None not in self.rows[Entry.at(setting, method)]["time"] for setting in settings)
 
     def lost(self, setting: Setting, method: str) -> int:
         """Return the number of seeds that reached the target and ended more than ``SLACK`` below it."""
-        row = self.rows[Cell.at(setting, method)]
+        row = self.rows[Entry.at(setting, method)]
         pairs = zip(row["time"], row["accuracy"], strict=True)
         return sum(time is not None and accuracy < row["target"] - SLACK for time, accuracy in pairs)
 
@@ -171,7 +175,7 @@ class Findings:
 
     def times(self, settings: Sequence[Setting], method: str) -> list[Seeds]:
         """Return times to the target; where it was not reached, the time of the whole run, which is a lower bound."""
-        rows = [self.rows[Cell.at(setting, method)] for setting in settings]
+        rows = [self.rows[Entry.at(setting, method)] for setting in settings]
         return [
             [end if time is None else time for time, end in zip(row["time"], row["end"], strict=True)] for row in rows
         ]
@@ -181,16 +185,16 @@ class Findings:
         return ratio(self.times(settings, reference), self.times(settings, method))
 
     def gradients(self, setting: Setting, method: str) -> float | None:
-        values = self.rows[Cell.at(setting, method)]["gradients"]
+        values = self.rows[Entry.at(setting, method)]["gradients"]
         return None if None in values else float(np.mean(values))
 
-    def kept(self, settings: Sequence[Setting], method: str) -> Estimate:
+    def relative_accuracy(self, settings: Sequence[Setting], method: str) -> Estimate:
         """Return the accuracy beyond that of one worker, in points, paired by seed."""
         return estimate([self._difference(setting, method) for setting in settings])
 
     def _difference(self, setting: Setting, method: str) -> Seeds:
-        one = self.rows[Cell(setting[0], 1, "homogeneous", ONE)]["accuracy"]
-        return 100 * np.subtract(self.rows[Cell.at(setting, method)]["accuracy"], one)
+        one = self.rows[Entry(setting[0], 1, "homogeneous", ONE)]["accuracy"]
+        return 100 * np.subtract(self.rows[Entry.at(setting, method)]["accuracy"], one)
 
     def fastest(self, settings: Sequence[Setting]) -> list[str]:
         """Return the method that reaches the target first, and those that tie with it; only methods that hold it."""

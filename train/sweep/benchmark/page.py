@@ -16,8 +16,8 @@ from train.sweep.benchmark.settings import (
     REFERENCES,
     SYNCHRONOUS,
     WORDS,
-    Cell,
-    Plan,
+    Design,
+    Entry,
     Setting,
     title,
 )
@@ -39,20 +39,20 @@ OVERVIEW = (
 )
 
 
-def written(plan: Plan, content: Mapping[str, Any], command: str) -> str:
+def written(design: Design, content: Mapping[str, Any], command: str) -> str:
     """Return the page in Markdown."""
     found = Findings(content)
-    lines = [TITLE, "", *_progress(plan, found), ""]
+    lines = [TITLE, "", *_progress(design, found), ""]
     every, shares = found.profile([NEAR])
     if shares:
         text = "Share of settings in which a method reaches the target within a factor of the fastest"
         counts = {name: round(share[0] * len(every)) for name, share in shares.items() if share[0]}
         rows = [(f"`{name}`", str(counts[name])) for name in sorted(counts, key=lambda name: -counts[name])[:SHOWN]]
         lines += _lines((f"within {NEAR:g} times of the fastest method", f"settings, of {len(every)}"), rows)
-        lines += ["", f"![{text}]({plan.name}.png)", ""]
-    for setting in dict.fromkeys((*(one for one in plan.settings if one in found.settings), *found.settings)):
-        lines += _table(plan, found, setting)
-    return "\n".join([*lines, *_setup(plan, content, command)]) + "\n"
+        lines += ["", f"![{text}]({design.name}.png)", ""]
+    for setting in dict.fromkeys((*(one for one in design.settings if one in found.settings), *found.settings)):
+        lines += _table(design, found, setting)
+    return "\n".join([*lines, *_setup(design, content, command)]) + "\n"
 
 
 def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -60,24 +60,24 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def _progress(plan: Plan, found: Findings) -> list[str]:
-    """Return the part of the plan that is measured, in words, and the fastest methods as a table."""
-    cells = [cell for cell in plan.cells() if plan.is_core(cell)]
-    done = sum(cell in found.rows for cell in cells)
-    lines = [f"All {len(plan.settings)} settings are measured, with the methods that the table counts."]
-    if done < len(cells):
-        lines = [f"**Measured so far: {done} of {len(cells)} pairs of a method and a setting.**"]
-        if missing := [setting for setting in plan.settings if setting not in found.settings]:
-            lines[0] += f" Not begun: {_grouped(missing, len(plan.tasks))} workers."
+def _progress(design: Design, found: Findings) -> list[str]:
+    """Return the part of the design that is measured, in words, and the fastest methods as a table."""
+    entries = [entry for entry in design.entries() if design.is_core(entry)]
+    done = sum(entry in found.rows for entry in entries)
+    lines = [f"All {len(design.settings)} settings are measured, with the methods that the table counts."]
+    if done < len(entries):
+        lines = [f"**Measured so far: {done} of {len(entries)} pairs of a method and a setting.**"]
+        if missing := [setting for setting in design.settings if setting not in found.settings]:
+            lines[0] += f" Not begun: {_grouped(missing, len(design.tasks))} workers."
     rows = []
-    for _, workers, cluster in dict.fromkeys(("", *setting[1:]) for setting in plan.settings):
+    for _, workers, cluster in dict.fromkeys(("", *setting[1:]) for setting in design.settings):
         if len(alike := found.at(workers, cluster)) > 1:
             tasks = " and ".join(title(setting[0]) for setting in alike)
             place = f"**{workers} {WORDS[cluster]} workers: {tasks}**"
             rows.append([place, str(len(found.methods(alike))), *_overview(found, alike)])
-    for setting in (setting for setting in plan.settings if setting in found.settings):
-        own = [Cell.at(setting, name) for name in plan.methods_of(setting[0])]
-        have, core = sum(cell in found.rows for cell in own), sum(map(plan.is_core, own))
+    for setting in (setting for setting in design.settings if setting in found.settings):
+        own = [Entry.at(setting, name) for name in design.methods_of(setting[0])]
+        have, core = sum(entry in found.rows for entry in own), sum(map(design.is_core, own))
         rows.append([_place(setting), f"{have}" if have >= core else f"{have} of {core}", *_overview(found, [setting])])
     return [*lines, "", *_lines(OVERVIEW, rows)] if rows else lines
 
@@ -96,26 +96,26 @@ def _overview(found: Findings, settings: list[Setting]) -> list[str]:
         return ["none reaches and holds the target with every seed", *["—"] * 4]
     first, more = fastest[0], len(fastest) - TIES
     ties = ", ".join(f"`{name}`" for name in fastest[:TIES]) + (f" and {more} more" if more > 0 else "")
-    has = lambda name: all(Cell.at(setting, name) in found.rows for setting in settings)
+    has = lambda name: all(Entry.at(setting, name) in found.rows for setting in settings)
     ratios = [_ratio(found, settings, first, other) if has(other) else "—" for other in (SYNCHRONOUS, LOCAL)]
     plain = _ratio(found, settings, first, PLAIN) if has(PLAIN) and found.holds(settings, PLAIN) else "—"
-    return [ties, *ratios, plain, points(found.kept(settings, first))]
+    return [ties, *ratios, plain, points(found.relative_accuracy(settings, first))]
 
 
 def _place(setting: Setting) -> str:
     return f"{title(setting[0])}, {setting[1]} {WORDS[setting[2]]} workers"
 
 
-def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
+def _table(design: Design, found: Findings, setting: Setting) -> list[str]:
     """Return the table of a setting, the fastest method first."""
     here, fastest, accurate = [setting], found.fastest([setting]), found.most_accurate([setting])
-    references = [name for name in (SYNCHRONOUS, LOCAL) if Cell.at(setting, name) in found.rows]
-    names = [name for name in plan.methods if Cell.at(setting, name) in found.rows]
+    references = [name for name in (SYNCHRONOUS, LOCAL) if Entry.at(setting, name) in found.rows]
+    names = [name for name in design.methods if Entry.at(setting, name) in found.rows]
     order = lambda name: (
         name not in REFERENCES and not found.holds(here, name),
         float(np.mean(np.log(found.times(here, name)[0]))),
     )
-    one = found.rows[Cell(setting[0], 1, "homogeneous", ONE)]
+    one = found.rows[Entry(setting[0], 1, "homogeneous", ONE)]
     target = 100 * one["target"]
     lines = [
         f"## {(place := _place(setting))[0].upper()}{place[1:]}",
@@ -126,10 +126,10 @@ def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
     header = ("method", "tuned numbers", "accuracy relative to one worker, points", "gradients to the target")
     rows = []
     for name in [*references, *sorted(names, key=order)]:
-        row = found.rows[Cell.at(setting, name)]
+        row = found.rows[Entry.at(setting, name)]
         tuned = ", ".join(f"{field.replace('_', ' ')} {value:.3g}" for field, value in row["numbers"].items())
         label = NAMES[name] if name in REFERENCES else f"**`{name}`**" if name in fastest else f"`{name}`"
-        kept = points(found.kept(here, name))
+        kept = points(found.relative_accuracy(here, name))
         kept = f"**{kept}**" if name in accurate else kept
         gradients, seeds = found.gradients(setting, name), len(row["time"])
         if gradients is None or (name not in REFERENCES and (lost := found.lost(setting, name))):
@@ -150,19 +150,19 @@ def _ratio(found: Findings, settings: list[Setting], name: str, reference: str) 
     return f"{least}{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
-def _setup(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
+def _setup(design: Design, content: Mapping[str, Any], command: str) -> list[str]:
     """Return the table of what the numbers were made with; `train/README.md` defines the terms."""
-    cost, (_, workers, cluster) = content["cost"], plan.settings[0]
-    rows = [(f"task *{title(name)}*", about) for name, about in plan.titles.items()]
+    cost, (_, workers, cluster) = content["cost"], design.settings[0]
+    rows = [(f"task *{title(name)}*", about) for name, about in design.titles.items()]
     rows += [
-        ("gradients per run, of all workers together", f"{plan.gradients:,}"),
-        ("share of a run in which its rate rises", f"{100 * plan.warm_up:g} %"),
-        ("gradients that tune a method in a setting", f"{plan.budget:,}"),
-        *((f"candidates with {share:g} of a run each", str(count)) for count, share in plan.rungs),
-        ("seeds reported, none of which served tuning", str(len(plan.seeds))),
-        *((f"methods on *{title(task)}*", str(len(names))) for task, names in plan.narrow.items()),
+        ("gradients per run, of all workers together", f"{design.gradients:,}"),
+        ("share of a run in which its rate rises", f"{100 * design.warm_up:g} %"),
+        ("gradients that tune a method in a setting", f"{design.budget:,}"),
+        *((f"candidates with {share:g} of a run each", str(count)) for count, share in design.rungs),
+        ("seeds reported, none of which served tuning", str(len(design.seeds))),
+        *((f"methods on *{title(task)}*", str(len(names))) for task, names in design.narrow.items()),
     ]
-    if not all(map(plan.is_core, plan.cells())):
+    if not all(map(design.is_core, design.entries())):
         everywhere = f"methods measured elsewhere than with {workers} {WORDS[cluster]} workers"
         rows.append((everywhere, f"at least {len((*FIRST, *FAST))}: the best known, and the fastest there"))
     rows += [

@@ -1,4 +1,4 @@
-"""Settings and contestants of the benchmark, and the runs of each by successive halving."""
+"""Settings and search spaces of the benchmark, and the runs of each by successive halving."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from train.claims.runs import Record, Run
+from train.claims.runs import PlannedRun, RunRecord
 from train.config.config import Config
 from train.config.datasets import DATASETS
 from train.config.methods import METHODS, Method
@@ -29,7 +29,7 @@ SMOOTH = (0.5, 0.9)  # Values of a momentum.
 Setting = tuple[str, int, str]  # Task, number of workers and cluster.
 
 
-class Cell(NamedTuple):
+class Entry(NamedTuple):
     """A method in a setting."""
 
     task: str
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
     method: str
 
     @classmethod
-    def at(cls, setting: Setting, method: str) -> Cell:
+    def at(cls, setting: Setting, method: str) -> Entry:
         return cls(setting[0], setting[1], setting[2], method)
 
     @property
@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Contestant:
+class SearchSpace:
     """A method with what is tuned.
 
     Args:
@@ -86,41 +86,41 @@ def _rounds(workers: int) -> float:
     return float(workers)
 
 
-def _own(method: Method) -> Contestant:
-    """Return the contestant of a method without a row below: its momentum is tuned, or rates alone."""
-    return Contestant(method, "momentum" if "momentum" in METHODS[method].takes else "")
+def _own(method: Method) -> SearchSpace:
+    """Return the search space of a method without a row below: its momentum is tuned, or rates alone."""
+    return SearchSpace(method, "momentum" if "momentum" in METHODS[method].takes else "")
 
 
 _ROWS = (
-    Contestant("gem", "kappa", _strengths(1.0, 2.0)),
-    Contestant("dc_asgd", "strength", _strengths(4.0, 40.0)),
-    Contestant("one_step_delay", "strength", _strengths(0.3, 1.0)),
-    Contestant("eamsgd", "strength", lambda workers: (0.9 / workers, min(1.0, 3.6 / workers))),
-    Contestant("easgd", "strength", lambda workers: (0.9 / workers, min(1.0, 3.6 / workers))),
-    Contestant("lsgd", "strength", _strengths(0.1, 0.3)),
-    Contestant("yellowfin", factor=lambda workers: 15.0),
-    Contestant("rennala", factor=_rounds),
-    Contestant("malenia", factor=_rounds),
-    Contestant("downpour", "outer_learning_rate", lambda workers: (workers**-0.5, 1.0)),
-    Contestant("agn", "outer_learning_rate", _strengths(1.0, 4.0)),
-    Contestant("fedbuff", "outer_learning_rate", _strengths(1.0, 3.0)),
-    Contestant("fedasync", "outer_learning_rate", _strengths(0.2, 0.6)),
-    Contestant("delayed_nesterov", "outer_learning_rate", _strengths(0.07, 0.7)),
-    Contestant("outer_nesterov", "outer_learning_rate", _strengths(0.07, 0.7)),
+    SearchSpace("gem", "kappa", _strengths(1.0, 2.0)),
+    SearchSpace("dc_asgd", "strength", _strengths(4.0, 40.0)),
+    SearchSpace("one_step_delay", "strength", _strengths(0.3, 1.0)),
+    SearchSpace("eamsgd", "strength", lambda workers: (0.9 / workers, min(1.0, 3.6 / workers))),
+    SearchSpace("easgd", "strength", lambda workers: (0.9 / workers, min(1.0, 3.6 / workers))),
+    SearchSpace("lsgd", "strength", _strengths(0.1, 0.3)),
+    SearchSpace("yellowfin", factor=lambda workers: 15.0),
+    SearchSpace("rennala", factor=_rounds),
+    SearchSpace("malenia", factor=_rounds),
+    SearchSpace("downpour", "outer_learning_rate", lambda workers: (workers**-0.5, 1.0)),
+    SearchSpace("agn", "outer_learning_rate", _strengths(1.0, 4.0)),
+    SearchSpace("fedbuff", "outer_learning_rate", _strengths(1.0, 3.0)),
+    SearchSpace("fedasync", "outer_learning_rate", _strengths(0.2, 0.6)),
+    SearchSpace("delayed_nesterov", "outer_learning_rate", _strengths(0.07, 0.7)),
+    SearchSpace("outer_nesterov", "outer_learning_rate", _strengths(0.07, 0.7)),
 )
-CONTESTANTS: dict[str, Contestant] = {name: _own(name) for name in METHODS} | {row.method: row for row in _ROWS}
+SEARCH_SPACES: dict[str, SearchSpace] = {name: _own(name) for name in METHODS} | {row.method: row for row in _ROWS}
 # A mean over N workers behind a barrier, and one Nesterov step along it: DiLoCo with its outer rate at 1.
-CONTESTANTS |= {
-    ONE: Contestant("momentum_asgd", "momentum"),
-    SYNCHRONOUS: Contestant(
+SEARCH_SPACES |= {
+    ONE: SearchSpace("momentum_asgd", "momentum"),
+    SYNCHRONOUS: SearchSpace(
         "diloco", "momentum", _strengths(0.0, 0.9), _rounds, {"outer_learning_rate": 1.0, "period": 1}, barrier=True
     ),
-    LOCAL: Contestant("diloco", "momentum", _strengths(0.0, 0.5), fixed={"outer_learning_rate": 1.0}, barrier=True),
+    LOCAL: SearchSpace("diloco", "momentum", _strengths(0.0, 0.5), fixed={"outer_learning_rate": 1.0}, barrier=True),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Design:
     """A scale of the benchmark.
 
     Args:
@@ -158,18 +158,18 @@ class Plan:
         """Return the methods that a task has."""
         return self.narrow.get(task, self.methods)
 
-    def is_core(self, cell: Cell) -> bool:
-        """Return True if a cell belongs to the benchmark: all methods in the first settings, `FIRST` and `FAST` in all."""
-        return cell.method in (*REFERENCES, *FIRST, *FAST) or cell.setting[1:] == self.settings[0][1:]
+    def is_core(self, entry: Entry) -> bool:
+        """Return True if an entry belongs to the benchmark: all methods in the first settings, `FIRST` and `FAST` in all."""
+        return entry.method in (*REFERENCES, *FIRST, *FAST) or entry.setting[1:] == self.settings[0][1:]
 
-    def cells(self) -> list[Cell]:
-        """Return all cells, the most informative first: the first setting in full, then `FIRST` and `FAST` everywhere."""
-        ones = [Cell(task, 1, EQUAL, ONE) for task in dict.fromkeys(setting[0] for setting in self.settings)]
+    def entries(self) -> list[Entry]:
+        """Return all entries, the most informative first: the first setting in full, then `FIRST` and `FAST` everywhere."""
+        ones = [Entry(task, 1, EQUAL, ONE) for task in dict.fromkeys(setting[0] for setting in self.settings)]
         early = [name for name in (*FIRST, *FAST) if name in self.methods]
         late = [name for name in self.methods if name not in early]
         takes = lambda setting, name: name in REFERENCES or name in self.methods_of(setting[0])
         of = lambda settings, methods: [
-            Cell.at(setting, name) for setting in settings for name in methods if takes(setting, name)
+            Entry.at(setting, name) for setting in settings for name in methods if takes(setting, name)
         ]
         first, others = self.settings[:1], self.settings[1:]
         known = of(first, (SYNCHRONOUS, LOCAL, *early))
@@ -182,61 +182,65 @@ class Plan:
             *of(others, late),
         ]
 
-    def config(self, cell: Cell, numbers: Mapping[str, float], share: float, seed: int) -> Config:
+    def config(self, entry: Entry, numbers: Mapping[str, float], share: float, seed: int) -> Config:
         """Return the configuration of a run."""
-        contestant = CONTESTANTS[cell.method]
-        local = METHODS[contestant.method].local
+        space = SEARCH_SPACES[entry.method]
+        local = METHODS[space.method].local
         barrier = {EQUAL: "barrier", UNEQUAL: "heterogeneous_barrier"}
-        cluster: Any = barrier[cell.cluster] if contestant.barrier else cell.cluster
-        task = self.tasks[cell.task]
+        cluster: Any = barrier[entry.cluster] if space.barrier else entry.cluster
+        task = self.tasks[entry.task]
         steps = DATASETS[task.dataset].rows // task.batch_size
         changes: dict[str, Any] = {"period": PERIOD} if local else {}
-        changes |= dict(contestant.fixed) | dict(numbers)
+        changes |= dict(space.fixed) | dict(numbers)
         return dataclasses.replace(
             task,
-            method=contestant.method,
-            workers=cell.workers,
+            method=space.method,
+            workers=entry.workers,
             cluster=cluster,
             # Half a gradient less, because the number of commits is rounded up.
-            epochs=(round(share * self.gradients) - 0.5) / (cell.workers * steps),
+            epochs=(round(share * self.gradients) - 0.5) / (entry.workers * steps),
             warmup_epochs=self.warm_up * self.gradients / steps,
             seed=seed,
             **changes,
         )
 
-    def run(self, cell: Cell, numbers: Mapping[str, float], share: float, seed: int) -> Run:
+    def run(self, entry: Entry, numbers: Mapping[str, float], share: float, seed: int) -> PlannedRun:
         values = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-        kind = f"{cell.task}, {WORDS[cell.cluster]}, {cell.method}, {values}, {share:.3g} of a run"
-        return Run(
+        kind = f"{entry.task}, {WORDS[entry.cluster]}, {entry.method}, {values}, {share:.3g} of a run"
+        return PlannedRun(
             kind,
-            cell.workers,
-            self.config(cell, numbers, share, seed),
+            entry.workers,
+            self.config(entry, numbers, share, seed),
             evaluations=self.evaluations if share == 1 else 1,
         )
 
-    def next_runs(self, cell: Cell, known: Mapping[Run, Record]) -> tuple[list[Run], dict[str, float]]:
+    def next_runs(
+        self, entry: Entry, known: Mapping[PlannedRun, RunRecord]
+    ) -> tuple[list[PlannedRun], dict[str, float]]:
         """Return the runs of the first unfinished rung, or those that are reported, and the best numbers so far.
 
         A rung keeps the candidates with the least loss of the last parameters on training rows.
         """
-        contenders = CONTESTANTS[cell.method].candidates(cell.workers)
+        contenders = SEARCH_SPACES[entry.method].candidates(entry.workers)
         for count, share in self.rungs:
-            runs = [self.run(cell, numbers, share, TUNING) for numbers in contenders[:count]]
+            runs = [self.run(entry, numbers, share, TUNING) for numbers in contenders[:count]]
             if any(run not in known for run in runs):
                 return runs, {}
             losses = [_loss(known[run]) for run in runs]
             contenders = [contenders[index] for index in sorted(range(len(runs)), key=lambda index: losses[index])]
-        return [self.run(cell, contenders[0], 1, seed) for seed in self.seeds], contenders[0]
+        return [self.run(entry, contenders[0], 1, seed) for seed in self.seeds], contenders[0]
 
-    def tuning(self, cell: Cell) -> str:
-        """Return a digest of the runs among which the numbers of a cell are chosen; it changes with each of their settings."""
-        runs = [self.run(cell, numbers, 1, TUNING) for numbers in CONTESTANTS[cell.method].candidates(cell.workers)]
+    def tuning(self, entry: Entry) -> str:
+        """Return a digest of the runs that tune an entry; it changes with each of their settings."""
+        runs = [
+            self.run(entry, numbers, 1, TUNING) for numbers in SEARCH_SPACES[entry.method].candidates(entry.workers)
+        ]
         return hashlib.sha256("".join(run.key("1") for run in runs).encode()).hexdigest()[:12]
 
-    def made(self, cell: Cell, known: Mapping[Run, Record]) -> dict[Run, Record]:
-        """Return the runs of a cell that are made, those that tuned it too, with their records."""
-        found: dict[Run, Record] = {}
-        while new := {run: known[run] for run in self.next_runs(cell, found)[0] if run in known and run not in found}:
+    def made(self, entry: Entry, known: Mapping[PlannedRun, RunRecord]) -> dict[PlannedRun, RunRecord]:
+        """Return the runs of an entry that are made, those that tuned it too, with their records."""
+        found: dict[PlannedRun, RunRecord] = {}
+        while new := {run: known[run] for run in self.next_runs(entry, found)[0] if run in known and run not in found}:
             found |= new
         return found
 
@@ -246,7 +250,7 @@ def title(task: str) -> str:
     return TITLES.get(task, task)
 
 
-def _loss(record: Record) -> float:
+def _loss(record: RunRecord) -> float:
     found = record.get("final_loss")
     return math.inf if found is None else found
 
@@ -258,7 +262,7 @@ def _settings(tasks: tuple[str, ...], workers: tuple[int, ...]) -> tuple[Setting
 
 
 _ALL = tuple(METHODS)
-FULL = Plan(
+FULL = Design(
     name="benchmark",
     tasks={
         "cifar": Config(dataset="cifar10_jpeg", engine="simulate", model="pooled_cnn", pool=2, batch_size=16),
@@ -277,7 +281,7 @@ FULL = Plan(
     methods=_ALL,
     narrow={"characters": (*FIRST, "gap_aware_adam")},
 )
-QUICK = Plan(
+QUICK = Design(
     name="benchmark-quick",
     tasks={"digits": Config(dataset="digits", engine="simulate", batch_size=8)},
     titles={"digits": "handwritten digits at 8 × 8, small CNN, batches of 8"},

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from train.task.models.ops.convolution import convolve
 from train.task.models.ops.correlation import correlate
-from train.task.models.ops.layout import Layout, per_channel, standardise
+from train.task.models.ops.layout import ImageLayout, per_channel, standardise
 
 DRAWN_AT_ONCE = 2**16
 MOST_CALLS = 2**10  # Of one layer; more would take minutes to trace, even for their shapes.
@@ -80,7 +80,7 @@ class Convolution(nn.Module):
 
     features: int
     size: int
-    layout: Layout
+    layout: ImageLayout
     stride: int = 1
 
     @nn.compact
@@ -98,7 +98,7 @@ class BatchNorm(nn.Module):
     of H x W pixels are over B * H * W values, biased; `momentum` is the part of the running ones that a batch leaves.
     """
 
-    layout: Layout
+    layout: ImageLayout
     momentum: float = 0.9
     epsilon: float = 1e-5
 

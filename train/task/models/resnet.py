@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from train.task.models.layers import BatchNorm, Convolution, dense, widened
-from train.task.models.ops.layout import Layout, arrange, max_pool, pixel_means
+from train.task.models.ops.layout import ImageLayout, arrange, max_pool, pixel_means
 
 
 class BasicBlock(nn.Module):
@@ -15,7 +15,7 @@ class BasicBlock(nn.Module):
 
     features: int
     stride: int
-    layout: Layout
+    layout: ImageLayout
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
@@ -25,7 +25,7 @@ class BasicBlock(nn.Module):
         return nn.relu(x + _shortcut(images, self.features, self.stride, self.layout))
 
 
-def _shortcut(images: jax.Array, features: int, stride: int, layout: Layout) -> jax.Array:
+def _shortcut(images: jax.Array, features: int, stride: int, layout: ImageLayout) -> jax.Array:
     """Return the shortcut of He et al., option A, without parameters: new channels are zero, half of them in front."""
     missing = features - images.shape[layout.value]
     widths = [(0, 0)] * 4
@@ -55,7 +55,7 @@ class CifarResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        layout = Layout.of(self.implementation)
+        layout = ImageLayout.of(self.implementation)
         channels = widened(16, self.width)
         x = Convolution(channels, 3, layout)(arrange(images, layout))
         x = nn.relu(BatchNorm(layout)(x, train))
@@ -71,7 +71,7 @@ class Bottleneck(nn.Module):
 
     features: int
     stride: int
-    layout: Layout
+    layout: ImageLayout
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
@@ -106,7 +106,7 @@ class ResNet50(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        layout = Layout.of(self.implementation)
+        layout = ImageLayout.of(self.implementation)
         channels = widened(64, self.width)
         x = Convolution(channels, 7, layout, stride=2)(arrange(images, layout))
         x = max_pool(nn.relu(BatchNorm(layout)(x, train)), 3, 2, padding=1)

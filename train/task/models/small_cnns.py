@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from train.task.models.layers import BatchNorm, Conv, Convolution, dense, widened
 from train.task.models.ops.convolution import default_implementation
-from train.task.models.ops.layout import Layout, arrange, max_pool, pixel_means
+from train.task.models.ops.layout import ImageLayout, arrange, max_pool, pixel_means
 
 
 class DigitsCNN(nn.Module):
@@ -77,7 +77,7 @@ class BatchNormCNN(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        layout = Layout.of(self.implementation)
+        layout = ImageLayout.of(self.implementation)
         x = arrange(images, layout)
         for channels in (16, 32, 64):
             x = Convolution(widened(channels, self.width), 3, layout)(x)

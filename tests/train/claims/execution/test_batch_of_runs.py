@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from train.claims.execution.batch import record_together
 from train.claims.execution.single import _task, record
-from train.claims.runs import Run
+from train.claims.runs import PlannedRun
 from train.config.config import Config
 from train.task import models
 
@@ -39,7 +39,7 @@ def runs(method, rates=(0.01, 0.1), seeds=(0, 1), **changes):
         for rate in rates
         for seed in seeds
     ]
-    return [Run(f"{method}, {config.learning_rate:g}", config.workers, config) for config in configs]
+    return [PlannedRun(f"{method}, {config.learning_rate:g}", config.workers, config) for config in configs]
 
 
 @pytest.mark.slow
@@ -73,7 +73,8 @@ def test_a_run_beside_others_has_the_record_that_it_has_alone(method, changes):
 def test_runs_that_differ_in_all_numbers_have_the_records_that_they_have_alone():
     points = [{"learning_rate": 0.01, "kappa": 2.0}, {"learning_rate": 0.1, "momentum": 0.5}]
     several = [
-        Run("gem", k, dataclasses.replace(BASE, method="gem", **one), evaluations=2) for k, one in enumerate(points)
+        PlannedRun("gem", k, dataclasses.replace(BASE, method="gem", **one), evaluations=2)
+        for k, one in enumerate(points)
     ]
     for run, beside in zip(several, record_together(several, {}), strict=True):
         alone = record(run, {})

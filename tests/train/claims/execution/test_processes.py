@@ -9,7 +9,7 @@ import pytest
 
 from train.claims.execution.processes import Processes
 from train.claims.execution.single import record
-from train.claims.runs import Run
+from train.claims.runs import PlannedRun
 from train.common.errors import UsageError
 from train.config.config import Config
 
@@ -18,8 +18,8 @@ BASE = Config(engine="simulate", method="asgd", dataset="digits", epochs=0.25, w
 
 @pytest.mark.slow
 def test_each_run_gets_its_own_record_and_one_that_raises_is_named(tmp_path):
-    slow, fast = (Run("asgd", 2, dataclasses.replace(BASE, learning_rate=rate)) for rate in (0.01, 0.1))
-    absent = Run("absent", 2, dataclasses.replace(BASE, dataset="mnist", epochs=0.001))
+    slow, fast = (PlannedRun("asgd", 2, dataclasses.replace(BASE, learning_rate=rate)) for rate in (0.01, 0.1))
+    absent = PlannedRun("absent", 2, dataclasses.replace(BASE, dataset="mnist", epochs=0.001))
     machine = {"data_dir": str(tmp_path), "manual_dir": None}
     ignored = lambda name, gradients: None
     with Processes(2) as processes:
@@ -52,7 +52,7 @@ def test_a_process_that_is_killed_is_told_of_in_one_line(monkeypatch, when):
     hardware.set_result({"backend": "cpu"})
     answers = iter([broken] if when == "at the beginning" else [hardware, broken])
     monkeypatch.setattr(futures.ProcessPoolExecutor, "submit", lambda self, *task: next(answers))
-    run = Run("asgd", 2, BASE)
+    run = PlannedRun("asgd", 2, BASE)
     killed = pytest.raises(
         UsageError, match=r"^a process that made runs was killed, .*; finished runs are kept: repeat"
     )

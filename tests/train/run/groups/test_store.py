@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from train.common.interrupts import Interrupted
+from train.common.interrupts import StoppedBySignal
 from train.run.groups.store import Store, until_interrupted
 
 
@@ -35,7 +35,7 @@ def test_each_result_is_saved_as_it_arrives(tmp_path):
 
 def test_an_interruption_says_how_to_resume():
     def work():
-        raise Interrupted(15)
+        raise StoppedBySignal(15)
 
     console = Console(file=io.StringIO(), width=200)
     assert until_interrupted(work, console, lambda: "; resume so") == 143

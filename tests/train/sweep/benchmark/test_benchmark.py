@@ -16,13 +16,13 @@ from train import cli
 from train.claims.execution.batch import record_together
 from train.sweep.benchmark import benchmark, outcome
 from train.sweep.benchmark.settings import (
-    CONTESTANTS,
     ONE,
     QUICK,
     REFERENCES,
+    SEARCH_SPACES,
     SYNCHRONOUS,
     UNEQUAL,
-    Cell,
+    Entry,
 )
 
 PACE = {"gem": 4.0, "asgd": 3.0, "easgd": 2.0, "diloco": 1.0, "momentum_asgd": 1.0}
@@ -115,7 +115,7 @@ def test_targets_stay_while_a_row_is_kept_that_was_measured_with_them(inline, tm
     assert cli.main(["benchmark", "--quick"]) == 0
     content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())
     asked = benchmark.Benchmark(quick=True)
-    known = benchmark.load(SMALL, SMALL.cells(), asked.pool, {})
+    known = benchmark.load(SMALL, SMALL.entries(), asked.pool, {})
     better = {run: dict(record, test_accuracy=0.99) for run, record in known.items()}
     one = {run: record for run, record in better.items() if run.config.workers == 1}
     anew = outcome.document(SMALL, one, content)
@@ -137,10 +137,10 @@ def test_rows_of_another_definition_are_dropped(inline, tmp_path):
 def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(inline, tmp_path, monkeypatch):
     assert cli.main(["benchmark", "--quick"]) == 0
     content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())
-    now = dataclasses.replace(CONTESTANTS["gem"], values=lambda workers: (1.0, 3.0))
-    monkeypatch.setitem(CONTESTANTS, "gem", now)
+    now = dataclasses.replace(SEARCH_SPACES["gem"], values=lambda workers: (1.0, 3.0))
+    monkeypatch.setitem(SEARCH_SPACES, "gem", now)
     kept = outcome.earlier(SMALL, content)
-    assert {cell.method for cell in kept} == {"asgd", "easgd", *REFERENCES}
+    assert {entry.method for entry in kept} == {"asgd", "easgd", *REFERENCES}
 
 
 @pytest.mark.slow
@@ -155,10 +155,10 @@ def test_a_dry_run_prints_the_budget(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_the_quick_benchmark_shrunk_is_real(monkeypatch, tmp_path):
-    plan = dataclasses.replace(
+    design = dataclasses.replace(
         SMALL, gradients=640, rungs=((12, 1 / 4), (2, 1 / 2)), seeds=(0, 1), methods=("asgd", "easgd")
     )
-    monkeypatch.setattr(benchmark, "QUICK", plan)
+    monkeypatch.setattr(benchmark, "QUICK", design)
     command = ["benchmark", "--quick", "--processes", "1", "--work", str(tmp_path)]
     assert cli.main(command) == 0
     content = json.loads((tmp_path / "benchmark-quick.json").read_text())
@@ -167,10 +167,10 @@ def test_the_quick_benchmark_shrunk_is_real(monkeypatch, tmp_path):
     assert min(rows[ONE]["accuracy"]) > 0.8
     assert max(rows[ONE]["end"]) > 5 * max(rows["asgd"]["end"])
     assert max(rows["asgd"]["end"]) < min(rows[SYNCHRONOUS]["end"])
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / plan.name).iterdir()}
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / design.name).iterdir()}
     assert len(files) == 5 * (12 + 2 + 2)
     assert cli.main(command) == 0
-    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / plan.name).iterdir()}
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / design.name).iterdir()}
 
 
 @pytest.mark.slow
@@ -180,10 +180,10 @@ def test_points_lengths_and_seeds_share_one_program(monkeypatch):
         Program, "_equal", lambda program, traced, arguments: texts.append(traced.lower().as_text())
         or equal(program, traced, arguments),
     )  # fmt: skip
-    cell, known = Cell("digits", 16, UNEQUAL, "gem"), {}
-    plan = dataclasses.replace(SMALL, gradients=1600, rungs=((2, 1 / 8),), seeds=(0, 1))
+    entry, known = Entry("digits", 16, UNEQUAL, "gem"), {}
+    design = dataclasses.replace(SMALL, gradients=1600, rungs=((2, 1 / 8),), seeds=(0, 1))
     for _ in range(2):
-        runs, _ = plan.next_runs(cell, known)
+        runs, _ = design.next_runs(entry, known)
         known |= dict(zip(runs, record_together(runs, {}), strict=True))
     assert len(known) == 4
     names = [text.split()[1] for text in texts]
@@ -200,7 +200,7 @@ def test_a_killed_benchmark_keeps_its_finished_runs(tmp_path):
         start_new_session=True,
         cwd=benchmark.RESULTS.parents[1],
     )
-    folder, cell = tmp_path / QUICK.name, QUICK.cells()[0]
+    folder, entry = tmp_path / QUICK.name, QUICK.entries()[0]
     try:
         for _ in range(4000):
             if len(list(folder.glob("*.json"))) >= 12:
@@ -211,7 +211,7 @@ def test_a_killed_benchmark_keeps_its_finished_runs(tmp_path):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     asked = benchmark.Benchmark(quick=True, work=str(tmp_path))
-    known = benchmark.load(QUICK, [cell], asked.pool, {})
+    known = benchmark.load(QUICK, [entry], asked.pool, {})
     assert len(known) >= 12
-    assert not set(benchmark.missing(QUICK, cell, known)) & set(known)
-    assert len(benchmark.missing(QUICK, cell, known)) <= 4
+    assert not set(benchmark.missing(QUICK, entry, known)) & set(known)
+    assert len(benchmark.missing(QUICK, entry, known)) <= 4

@@ -13,12 +13,12 @@ from train.sweep.benchmark.settings import (
     QUICK,
     SYNCHRONOUS,
     UNEQUAL,
-    Cell,
+    Entry,
 )
 
 
 def test_no_number_is_shown_of_an_unfinished_cell():
-    known = {run: made_up(run) for run in SMALL.next_runs(Cell("digits", 16, UNEQUAL, "gem"), {})[0]}
+    known = {run: made_up(run) for run in SMALL.next_runs(Entry("digits", 16, UNEQUAL, "gem"), {})[0]}
     content = outcome.document(SMALL, known)
     assert content["rows"] == []
     text = page.written(SMALL, content, "command")
@@ -45,9 +45,9 @@ def content_of(**methods):
 
 
 def rows_of(content):
-    """Return the cells of the overview and of the list of methods near the fastest, by their first cell."""
+    """Return the entries of the overview and of the list of methods near the fastest, by their first entry."""
     lines = [line.strip("| ").split(" | ") for line in page.written(QUICK, content, "command").splitlines()]
-    return {cells[0]: cells[1:] for cells in lines if len(cells) in (2, 7)}
+    return {entries[0]: entries[1:] for entries in lines if len(entries) in (2, 7)}
 
 
 def test_the_overview_has_the_fastest_method_its_ties_and_its_ratios():
@@ -105,8 +105,8 @@ def test_a_setting_that_only_an_uncommon_method_holds_is_not_counted():
 
 
 def test_the_committed_pages_follow_from_their_files():
-    for plan in (FULL, QUICK):
-        path = benchmark.RESULTS / f"{plan.name}.json"
+    for design in (FULL, QUICK):
+        path = benchmark.RESULTS / f"{design.name}.json"
         if path.exists():
             content = json.loads(path.read_text())
-            assert path.with_suffix(".md").read_text() == page.written(plan, content, benchmark.command(plan))
+            assert path.with_suffix(".md").read_text() == page.written(design, content, benchmark.command(design))

@@ -11,21 +11,32 @@ from train.config.datasets import DATASETS
 from train.config.methods import METHODS
 from train.sweep.benchmark import settings
 from train.sweep.benchmark.benchmark import Benchmark
-from train.sweep.benchmark.settings import CONTESTANTS, FAST, FIRST, FULL, LOCAL, ONE, QUICK, SYNCHRONOUS, UNEQUAL, Cell
+from train.sweep.benchmark.settings import (
+    FAST,
+    FIRST,
+    FULL,
+    LOCAL,
+    ONE,
+    QUICK,
+    SEARCH_SPACES,
+    SYNCHRONOUS,
+    UNEQUAL,
+    Entry,
+)
 from train.task.cluster import mean_period
 from train.task.methods import local_steps, make_method
 
 
-@pytest.mark.parametrize("name", CONTESTANTS)
+@pytest.mark.parametrize("name", SEARCH_SPACES)
 @pytest.mark.parametrize("workers", [4, 16, 64])
 def test_every_method_has_the_same_budget(name, workers):
-    candidates = CONTESTANTS[name].candidates(workers)
+    candidates = SEARCH_SPACES[name].candidates(workers)
     assert len({tuple(one.items()) for one in candidates}) == 12
-    configs = [FULL.config(Cell("cifar", workers, UNEQUAL, name), one, 1, 0) for one in candidates]
+    configs = [FULL.config(Entry("cifar", workers, UNEQUAL, name), one, 1, 0) for one in candidates]
     rows = DATASETS["cifar10_jpeg"].rows
     gradients = {num_commits(config, rows) * mean_period(config) for config in configs}
     assert gradients == {FULL.gradients}
-    factor = CONTESTANTS[name].factor(workers)
+    factor = SEARCH_SPACES[name].factor(workers)
     rates = [config.learning_rate / factor for config in configs]
     assert min(rates) == pytest.approx(0.0006)
     assert max(rates) >= 0.2 * 0.999
@@ -35,25 +46,25 @@ def test_every_method_has_the_same_budget(name, workers):
 def test_every_method_of_the_library_takes_part_and_the_budget_is_that_of_the_rungs():
     assert set(FULL.methods) == set(METHODS)
     assert FULL.budget == 40_000
-    assert len(FULL.cells()) == 12 * (len(METHODS) + 2) + 6 * (9 + 2) + 3
-    core = [cell for cell in FULL.cells() if FULL.is_core(cell)]
+    assert len(FULL.entries()) == 12 * (len(METHODS) + 2) + 6 * (9 + 2) + 3
+    core = [entry for entry in FULL.entries() if FULL.is_core(entry)]
     assert len(core) == 2 * len(METHODS) + 10 * len((*FIRST, *FAST)) + 6 * 9 + 18 * 2 + 3
-    assert Benchmark().cells == core
-    assert {cell.setting for cell in Benchmark(methods=("diloco",)).cells if cell.method == "diloco"} == {
+    assert Benchmark().entries == core
+    assert {entry.setting for entry in Benchmark(methods=("diloco",)).entries if entry.method == "diloco"} == {
         setting for setting in FULL.settings if setting[0] != "characters"
     }
     assert FULL.gradients // 64 >= 250
-    first = FULL.cells()[:11]
-    assert first[0] == Cell("cifar", 1, "homogeneous", ONE)
-    assert all(cell.setting == ("cifar", 16, UNEQUAL) for cell in first[1:])
-    assert len(set(FULL.cells())) == len(FULL.cells())
+    first = FULL.entries()[:11]
+    assert first[0] == Entry("cifar", 1, "homogeneous", ONE)
+    assert all(entry.setting == ("cifar", 16, UNEQUAL) for entry in first[1:])
+    assert len(set(FULL.entries())) == len(FULL.entries())
 
 
 def test_each_rung_keeps_the_best_candidates_and_other_seeds_are_reported():
-    cell, known = Cell("digits", 16, UNEQUAL, "gem"), {}
+    entry, known = Entry("digits", 16, UNEQUAL, "gem"), {}
     sizes, shares = [], []
     while True:
-        runs, best = SMALL.next_runs(cell, known)
+        runs, best = SMALL.next_runs(entry, known)
         if all(run in known for run in runs):
             break
         sizes.append(len(runs))
@@ -67,18 +78,18 @@ def test_each_rung_keeps_the_best_candidates_and_other_seeds_are_reported():
 
 
 def test_a_candidate_that_failed_is_never_kept():
-    cell = Cell("digits", 16, UNEQUAL, "asgd")
-    runs, _ = SMALL.next_runs(cell, {})
+    entry = Entry("digits", 16, UNEQUAL, "asgd")
+    runs, _ = SMALL.next_runs(entry, {})
     known = {run: made_up(run) | {"final_loss": None if run.config.learning_rate == BEST else 1.0} for run in runs}
-    following, _ = SMALL.next_runs(cell, known)
+    following, _ = SMALL.next_runs(entry, known)
     assert BEST not in {run.config.learning_rate for run in following}
 
 
-@pytest.mark.parametrize("name", CONTESTANTS)
+@pytest.mark.parametrize("name", SEARCH_SPACES)
 def test_all_numbers_that_are_tuned_are_arguments_of_the_program(name):
-    contestant = CONTESTANTS[name]
-    candidate = contestant.candidates(4)[0]
-    config = QUICK.config(Cell("digits", 4, UNEQUAL, name), candidate, 1, 0)
+    space = SEARCH_SPACES[name]
+    candidate = space.candidates(4)[0]
+    config = QUICK.config(Entry("digits", 4, UNEQUAL, name), candidate, 1, 0)
     assert set(candidate) <= set(numbers(config))
 
     def begin(point, params):

@@ -9,7 +9,7 @@ import pytest
 
 from gemjax.protocol.compat import enable_x64
 from train.config import networks
-from train.config.networks import NETWORKS, check, fitting
+from train.config.networks import NETWORKS, check_network, fitting
 from train.task.losses import image_rows, make_loss, token_rows
 from train.task.models import CNN7, CifarResNet, ResNet50, Transformer, build, init, layers
 from train.task.models.layers import he_normal
@@ -232,9 +232,9 @@ DIGITS, COLOURS, WORDS = ("digits", (8, 8, 1)), ("colours", (32, 32, 3)), ("word
 )
 def test_a_network_that_does_not_fit_is_refused_with_those_that_do(model, of, flags, message):
     with pytest.raises(ValueError, match=message):
-        check(chosen(model, of[0], **flags), of[1], flags.get("changed", ()))
+        check_network(chosen(model, of[0], **flags), of[1], flags.get("changed", ()))
 
 
 def test_nothing_is_refused_before_the_shape_is_known():
-    check(chosen("auto", "unheard_of"), None)
-    check(chosen("resnet20", "unheard_of", depth=8, augment=True), None, ("width",))
+    check_network(chosen("auto", "unheard_of"), None)
+    check_network(chosen("resnet20", "unheard_of", depth=8, augment=True), None, ("width",))

@@ -18,7 +18,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Images of one size with an integer label each, as raw bytes, from original files. Abstract.
 
     A subclass has a `name` (that of its row in `DATASETS` behind "gemjax_"), a `title`, a `homepage`, a docstring that
-    describes the data, and `_split_generators`. A subclass that needs original files also has `originals` and `check`.
+    describes the data, and `_split_generators`. One that needs original files also has `originals` and `check_originals`.
     """
 
     title: ClassVar[str]
@@ -38,7 +38,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return (), ""
 
     @classmethod
-    def check(cls, folder: Path) -> None:
+    def check_originals(cls, folder: Path) -> None:
         """Raise a `ValueError` unless the original files in `folder` are right."""
 
     @classmethod
@@ -60,7 +60,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         if missing := [file for file in files if not (folder / file).is_file()]:
             raise FileNotFoundError(f"{cls.title}: {folder} lacks {', '.join(missing)}. {remedy}")
         try:
-            cls.check(folder)
+            cls.check_originals(folder)
         except ValueError as error:
             raise DataError(f"{error}. {remedy}") from None
 

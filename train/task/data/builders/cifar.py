@@ -43,7 +43,7 @@ class Cifar10(Builder, skip_registration=True):
         )
 
     @classmethod
-    def check(cls, folder: Path) -> None:
+    def check_originals(cls, folder: Path) -> None:
         cls.check_file(folder / cls.archive, cls.size, cls.sha256)
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:

@@ -44,7 +44,7 @@ class Cifar10Jpeg(Builder, skip_registration=True):
         )
 
     @classmethod
-    def check(cls, folder: Path) -> None:
+    def check_originals(cls, folder: Path) -> None:
         if digest(read(folder / FILE)) != cls.sha256:
             raise DataError(f"{folder / FILE} is not {cls.title}'s file: the SHA-256 of its arrays differs")
 

@@ -35,7 +35,7 @@ class Mnist(Builder, skip_registration=True):
         return cls.sha256, f"Download {files} from {cls.homepage} into one folder and name that folder as manual_dir."
 
     @classmethod
-    def check(cls, folder: Path) -> None:
+    def check_originals(cls, folder: Path) -> None:
         for file, digest in cls.sha256.items():
             cls.check_file(folder / file, None, digest)
 

@@ -30,7 +30,7 @@ class TinyShakespeare(Builder, skip_registration=True):
         return [FILE], f"Download {FILE} from {cls.homepage} into a folder and name that folder as manual_dir."
 
     @classmethod
-    def check(cls, folder: Path) -> None:
+    def check_originals(cls, folder: Path) -> None:
         cls.check_file(folder / FILE, cls.size, cls.sha256)
 
     def _features(self) -> dict[str, tfds.features.FeatureConnector]:

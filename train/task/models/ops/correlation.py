@@ -15,17 +15,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from train.task.models.ops import winograd
-from train.task.models.ops.layout import Layout
+from train.task.models.ops.layout import ImageLayout
 
 
-def correlate(images: jax.Array, kernel: jax.Array, layout: Layout, stride: int = 1, padding: int = 0) -> jax.Array:
+def correlate(
+    images: jax.Array, kernel: jax.Array, layout: ImageLayout, stride: int = 1, padding: int = 0
+) -> jax.Array:
     """Return the convolution of `images` in `layout` with `kernel` [k, k, C, O].
 
     `padding` pixels of zeros are put on every side first, as PyTorch counts them: k // 2 keeps the size
     at stride 1. Batch last, it can be differentiated in reverse mode only.
     """
     size = kernel.shape[0]
-    if layout is Layout.CHANNELS_LAST:
+    if layout is ImageLayout.CHANNELS_LAST:
         return lax.conv_general_dilated(
             images, kernel, (stride, stride), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
         )

@@ -18,39 +18,39 @@ from jax import lax
 from train.task.models.ops.convolution import default_implementation, largest
 
 
-class Layout(enum.Enum):
+class ImageLayout(enum.Enum):
     """The order of the axes of images; the value is the axis of channels."""
 
     CHANNELS_LAST = 3  # [B, H, W, C]
     BATCH_LAST = 0  # [C, H, W, B]
 
     @classmethod
-    def of(cls, implementation: str | None = None) -> Layout:
+    def of(cls, implementation: str | None = None) -> ImageLayout:
         """Return the layout for `"lax"` or `"matmul"`; for `None` that of JAX's default backend."""
         if (implementation or default_implementation()) == "lax":
             return cls.CHANNELS_LAST
         return cls.BATCH_LAST
 
 
-def arrange(images: jax.Array, layout: Layout) -> jax.Array:
+def arrange(images: jax.Array, layout: ImageLayout) -> jax.Array:
     """Return images [B, H, W, C] in `layout`."""
-    return images if layout is Layout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
+    return images if layout is ImageLayout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
 
 
-def per_channel(vector: jax.Array, layout: Layout) -> jax.Array:
+def per_channel(vector: jax.Array, layout: ImageLayout) -> jax.Array:
     """Return a vector [C] in a shape that broadcasts against images in `layout`."""
-    return vector.reshape((1, 1, 1, -1) if layout is Layout.CHANNELS_LAST else (-1, 1, 1, 1))
+    return vector.reshape((1, 1, 1, -1) if layout is ImageLayout.CHANNELS_LAST else (-1, 1, 1, 1))
 
 
-def pixel_means(images: jax.Array, layout: Layout) -> jax.Array:
+def pixel_means(images: jax.Array, layout: ImageLayout) -> jax.Array:
     """Return the mean of each channel of each image, [B, C]."""
     means = images.mean((1, 2))
-    return means if layout is Layout.CHANNELS_LAST else means.T
+    return means if layout is ImageLayout.CHANNELS_LAST else means.T
 
 
-def channel_means(images: jax.Array, layout: Layout) -> jax.Array:
+def channel_means(images: jax.Array, layout: ImageLayout) -> jax.Array:
     """Return the mean of each channel over all images, [C]."""
-    if layout is Layout.CHANNELS_LAST:
+    if layout is ImageLayout.CHANNELS_LAST:
         return images.mean((0, 1, 2))
     rows = images.reshape(images.shape[0], -1)
     return rows @ jnp.full(rows.shape[1], 1 / rows.shape[1], rows.dtype)  # XLA:CPU multiplies faster than it adds.
@@ -72,7 +72,7 @@ def max_pool(images: jax.Array, size: int, stride: int, padding: int = 0) -> jax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def standardise(
-    images: jax.Array, scale: jax.Array, bias: jax.Array, layout: Layout, epsilon: float
+    images: jax.Array, scale: jax.Array, bias: jax.Array, layout: ImageLayout, epsilon: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return `images` with mean `bias` [C] and deviation `scale` [C], and their former means and variances [C].
 

@@ -9,7 +9,7 @@ from flax import linen as nn
 from gemjax.protocol.compat import enable_x64
 from train.task.models.layers import BatchNorm
 from train.task.models.ops.correlation import correlate
-from train.task.models.ops.layout import Layout, arrange, max_pool, pixel_means, standardise
+from train.task.models.ops.layout import ImageLayout, arrange, max_pool, pixel_means, standardise
 
 
 def normal(seed, *shape):
@@ -18,7 +18,7 @@ def normal(seed, *shape):
 
 def back(images, layout):
     """Return images in `layout` as [B, H, W, C]."""
-    return images if layout is Layout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
+    return images if layout is ImageLayout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
 
 
 def compare(function, *inputs, rtol=1e-4, atol=1e-4):
@@ -27,7 +27,7 @@ def compare(function, *inputs, rtol=1e-4, atol=1e-4):
     @jax.jit
     def run(*inputs):
         results = []
-        for layout in Layout:
+        for layout in ImageLayout:
             out, pull_back = jax.vjp(lambda *inputs, layout=layout: function(layout, *inputs), *inputs)
             cotangent = jnp.asarray(normal(9, *out.shape), out.dtype)
             results.append((out, *pull_back(cotangent)))
@@ -65,7 +65,7 @@ def test_a_convolution_by_hand():
     image = jnp.arange(9.0).reshape(1, 3, 3, 1)
     kernel = jnp.zeros((3, 3, 1, 1)).at[0, 1].set(1.0).at[1, 1].set(10.0)  # The pixel above, and ten times this one.
     expected = [[0, 10, 20], [30, 41, 52], [63, 74, 85]]
-    for layout in Layout:
+    for layout in ImageLayout:
         convolved = jax.jit(lambda layout=layout: back(correlate(arrange(image, layout), kernel, layout, 1, 1), layout))
         out = convolved()
         np.testing.assert_array_equal(out[0, :, :, 0], expected)
@@ -80,7 +80,7 @@ def test_a_convolution_under_vmap():
 
     ours, theirs = (
         jax.jit(jax.vmap(lambda *inputs, layout=layout: gradients(*inputs, layout)))(images, kernels)
-        for layout in (Layout.BATCH_LAST, Layout.CHANNELS_LAST)
+        for layout in (ImageLayout.BATCH_LAST, ImageLayout.CHANNELS_LAST)
     )
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
@@ -110,7 +110,7 @@ def test_means_of_pixels_come_out_alike():
     compare(lambda layout, images: pixel_means(arrange(images, layout), layout), images)
 
 
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("layout", ImageLayout)
 def test_standardised_images_have_the_mean_and_deviation_asked_for(layout):
     images, scale, bias = 3 + 2 * normal(0, 4, 3, 2, 2), np.array([1.0, 5.0]), np.array([0.0, -1.0])
     arrays = (jnp.asarray(array, jnp.float32) for array in (images, scale, bias))
@@ -123,7 +123,7 @@ def test_standardised_images_have_the_mean_and_deviation_asked_for(layout):
 
 
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("layout", ImageLayout)
 def test_batch_normalisation_is_that_of_flax(layout, train):
     """Values, gradients and running statistics."""
     with enable_x64(True):
@@ -160,5 +160,5 @@ def test_the_type_of_statistics_stays():
             "batch_stats": {"mean": jnp.zeros(2, jnp.float32), "var": jnp.ones(2, jnp.float32)},
         }
         images = jnp.asarray(normal(0, 3, 2, 2, 2), jnp.float64)
-        _, changed = BatchNorm(Layout.CHANNELS_LAST).apply(variables, images, True, mutable=["batch_stats"])
+        _, changed = BatchNorm(ImageLayout.CHANNELS_LAST).apply(variables, images, True, mutable=["batch_stats"])
         assert {leaf.dtype for leaf in jax.tree.leaves(changed)} == {jnp.dtype("float32")}

@@ -12,7 +12,7 @@ from gemjax.protocol.compat import enable_x64
 from train.task.models.ops import winograd
 from train.task.models.ops.convolution import convolve
 from train.task.models.ops.correlation import correlate
-from train.task.models.ops.layout import Layout
+from train.task.models.ops.layout import ImageLayout
 from train.task.models.ops.winograd import convolve_tiles, pays
 
 
@@ -136,7 +136,7 @@ def test_tiles_are_chosen_where_they_pay(side, size, channels, padding, expected
 
 @pytest.mark.parametrize(("stride", "expected"), [(1, 1), (2, 0)])
 def test_correlations_take_tiles_at_stride_1(stride, expected, monkeypatch):
-    assert calls(monkeypatch, lambda x, k: correlate(x, k, Layout.BATCH_LAST, stride, 1), (8, 8, 8, 2)) == expected
+    assert calls(monkeypatch, lambda x, k: correlate(x, k, ImageLayout.BATCH_LAST, stride, 1), (8, 8, 8, 2)) == expected
 
 
 @pytest.mark.parametrize("pool", [False, True])
