@@ -96,11 +96,12 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Classification of noise by dense layers; the timings do not depend on the data."""
+    """Classification of noise by a network; the timings do not depend on the data."""
 
     loss_fn: Callable
     params: PyTree
     batches: gemjax.Epochs
+    model_state: PyTree = ()
 
     @property
     def size(self) -> int:
@@ -179,18 +180,26 @@ def measure_windows(
     tx = gemjax.momentum_asgd(RATE, MOMENTUM, num_workers=workers)
     rates = {}
     for window in dict.fromkeys((1, width)):
-        times: list[float] = []
-
-        def record_time(progress: gemjax.Progress, times: list[float] = times) -> None:
-            jax.block_until_ready(progress.params)
-            times.append(time.perf_counter())
-
-        gemjax.simulate(
-            tx, problem.loss_fn, problem.params, problem.batches, trace,
-            callback_every=num_commits, window=window, callback=record_time,
-        )  # fmt: skip
-        rates[window] = num_commits / (times[1] - times[0])
+        rates[window] = 1 / simulated_seconds(tx, problem, trace, window=window)
     return Windows(problem.size, workers, rates, default=1 if jax.default_backend() == "cpu" else min(32, workers))
+
+
+def simulated_seconds(tx: Any, problem: Problem, trace: gemjax.Trace, **options: Any) -> float:
+    """Return the seconds per commit of the second half of a simulated run; compilation falls into the first half.
+
+    ``options`` are those of :func:`gemjax.simulate`.
+    """
+    half, times = len(trace) // 2, []
+
+    def record_time(progress: gemjax.Progress) -> None:
+        jax.block_until_ready(progress.params)
+        times.append(time.perf_counter())
+
+    gemjax.simulate(
+        tx, problem.loss_fn, problem.params, problem.batches, trace,
+        model_state=problem.model_state, callback_every=half, callback=record_time, **options,
+    )  # fmt: skip
+    return (times[1] - times[0]) / half
 
 
 def bare_rate(problem: Problem, device: jax.Device, seconds: float, in_a_row: int = 16) -> float:

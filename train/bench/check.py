@@ -10,10 +10,9 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
-from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.simulator import loops
 from gemjax.engines.transition import Transition
-from train.bench.devices import no_batches, place, trivial_loss
+from train.bench.devices import parameters, programs_of
 from train.bench.simulate import BATCH_SIZE, make_problem
 from train.common.console import show_table
 
@@ -58,10 +57,7 @@ def measure(sizes: Sequence[int], networks: Sequence[str], rounds: int, steps: i
 
 def _on_device(kind: type[Transition], size: int, steps: int) -> Callable[[], float]:
     """Make a function that measures the seconds of one commit and pull at the central variable, the fastest of some."""
-    params = {"a": jnp.zeros(size // 2), "b": jnp.zeros(size - size // 2 - 10), "c": jnp.zeros(10)}
-    transition = kind(tx=gemjax.gem(1e-3), loss_fn=trivial_loss, num_workers=1).bind(params)
-    programs = Programs(transition, gemjax.Computed(no_batches), place(1), transition.init(params))
-    programs.warm_up()
+    programs = programs_of(parameters(size), kind)
     gradient, _ = programs.bring(jax.block_until_ready(programs.compute(0, programs.select(0))))
 
     def once() -> float:

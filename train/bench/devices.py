@@ -46,7 +46,7 @@ def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str
     Returns:
       For each part, ``median`` and ``mean`` in microseconds, and ``per second``, the throughput by the mean.
     """
-    params = {"a": jnp.zeros((size // 2,)), "b": jnp.zeros((size - size // 2 - 10,)), "c": jnp.zeros(10)}
+    params = parameters(size)
 
     def engine(num_workers: int) -> np.ndarray:
         """Return the seconds of each commit of the device engine, without set-up and compilation."""
@@ -56,7 +56,7 @@ def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str
         )  # fmt: skip
         return np.diff(result.history["time"])
 
-    programs = _programs(params)
+    programs = programs_of(params)
     measured = [(_bare(programs, commits)[0], engine(1)) for _ in range(max(1, rounds))]
     bare, alone = (np.concatenate(times) for times in zip(*measured, strict=True))
     figures = {
@@ -99,7 +99,8 @@ def many_leaves(rounds: int, commits: int, console: Console) -> dict[str, dict[s
       ``ratio``, to that of the fewest; ``after own gradient`` and ``own ratio``, the same after the gradient of these leaves.
     """
     programs = {
-        leaves: _programs({str(leaf): jnp.zeros(LEAVES_SIZE // leaves) for leaf in range(leaves)}) for leaves in LEAVES
+        leaves: programs_of({str(leaf): jnp.zeros(LEAVES_SIZE // leaves) for leaf in range(leaves)})
+        for leaves in LEAVES
     }
     most = programs[max(LEAVES)]
     longest = lambda: jax.block_until_ready(most.compute(0, most.select(0)))
@@ -162,9 +163,14 @@ def no_batches(worker: Any, step: Any) -> Any:
     return step
 
 
-def _programs(params: PyTree) -> Programs:
+def parameters(size: int) -> PyTree:
+    """Return that many parameters in two large leaves and a small one."""
+    return {"a": jnp.zeros(size // 2), "b": jnp.zeros(size - size // 2 - 10), "c": jnp.zeros(10)}
+
+
+def programs_of(params: PyTree, kind: type[Transition] = Transition) -> Programs:
     """Return the programs of GEM with one worker, compiled."""
-    transition = Transition(tx=gemjax.gem(1e-3, 0.9, 1), loss_fn=trivial_loss, num_workers=1).bind(params)
+    transition = kind(tx=gemjax.gem(1e-3, 0.9, 1), loss_fn=trivial_loss, num_workers=1).bind(params)
     programs = Programs(transition, gemjax.Computed(no_batches), place(1), transition.init(params))
     programs.warm_up()
     return programs

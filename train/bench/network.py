@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from train.bench.simulate import Problem, make_problem
+from gemjax.check.speed import Problem
+from train.bench.simulate import make_problem
 from train.common.console import show_table
 
 PyTree = Any
@@ -99,8 +100,7 @@ def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[
         "resnet8": lambda: _resnet(torch, depth=8, channels=8),
         "resnet20": lambda: _resnet(torch, depth=20, channels=16),
     }[network]()  # fmt: skip
-    ours = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
-    assert sum(p.numel() for p in model.parameters()) == ours, "the two networks differ"
+    assert sum(p.numel() for p in model.parameters()) == problem.size, "the two networks differ"
     # The fastest layout of PyTorch; for MNIST's single channel it is the same as channels first.
     model = model.to(memory_format=torch.channels_last)
     images = torch.from_numpy(problem.batches.data["image"]).permute(0, 3, 1, 2)

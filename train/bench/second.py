@@ -11,7 +11,7 @@ import optax
 from rich.console import Console
 
 import gemjax
-from train.bench.simulate import Problem
+from gemjax.check.speed import Problem
 from train.common.console import show_table
 from train.task import losses, models
 
@@ -32,7 +32,7 @@ def make_problem(depth: int) -> Problem:
         logits: Any = model.apply({"params": params}, batch[:, :-1])
         return losses.cross_entropy(logits, batch[:, 1:])
 
-    return Problem(variables["params"], (), loss_fn, gemjax.Epochs(tokens, BATCH_SIZE))
+    return Problem(loss_fn, variables["params"], gemjax.Epochs(tokens, BATCH_SIZE))
 
 
 def measure(rounds: int, console: Console) -> dict[str, Any]:
@@ -90,9 +90,8 @@ def _diloco(problem: Problem, rounds: int, console: Console) -> dict[str, Any]:
         before, own, after = _cpu_seconds(by_hand), _cpu_seconds(simulated), _cpu_seconds(by_hand)
         times.append((before + after) / 2)
         ratios.append(own / times[-1])
-    size = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
     console.print(
-        f"DiLoCo, {WORKERS} workers x {PERIOD} local steps x {ROUNDS} rounds, {size:,} parameters: "
+        f"DiLoCo, {WORKERS} workers x {PERIOD} local steps x {ROUNDS} rounds, {problem.size:,} parameters: "
         f"{np.median(ratios):.3f} times the CPU seconds of the program by hand ({min(ratios):.3f} - {max(ratios):.3f}), which "
         f"takes {np.median(times):.2f} s; loss of the last round {last['simulated']:.6f} and {last['by hand']:.6f}",
         highlight=False,

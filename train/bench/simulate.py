@@ -1,6 +1,5 @@
 """`python -m train bench simulate`: the cost of a simulated commit, relative to a plain sequential step."""
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax import arrivals
+from gemjax.check.speed import Problem, simulated_seconds
 from train.common.console import show_table
 from train.config.config import Config
 from train.task import losses, models
@@ -35,16 +35,6 @@ class MLP(nn.Module):
         for size in (256, 128):
             x = nn.relu(nn.Dense(size)(x))
         return nn.Dense(10)(x)
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """A network on noise; the timings do not depend on the content of the images."""
-
-    params: PyTree
-    model_state: PyTree
-    loss_fn: Callable
-    batches: gemjax.Epochs
 
 
 MODELS: dict[str, Callable[[str | None], nn.Module]] = {
@@ -72,7 +62,7 @@ def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str
     model = MODELS[network](implementation)
     params, model_state = models.init(model, jax.random.key(0), shape)
     loss_fn = losses.make_loss(losses.image_rows(model, 0.1307, 0.3081, 255.0))
-    return Problem(params, model_state, loss_fn, gemjax.Epochs(data, batch_size))
+    return Problem(loss_fn, params, gemjax.Epochs(data, batch_size), model_state)
 
 
 def ratios(
@@ -93,7 +83,6 @@ def _ratios(
     problem = make_problem(network, batch_size)
     sequential = _sequential(problem, steps)
     sequential()  # Compiles.
-    size = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
     figures: dict[str, Any] = {"sequential_ms": [], "ratio": {}}
     rows = []
     for method in methods:
@@ -117,7 +106,7 @@ def _ratios(
             ))  # fmt: skip
             console.print(f"  {network} {batch_size} {method} {n}: {np.median(ratio):.3f}", highlight=False)
     figures["sequential_ms"] = float(np.median(figures["sequential_ms"]))
-    title = f"Simulator: {network}, {size:,} parameters, batch {batch_size}; ratio to a sequential momentum SGD step"
+    title = f"Simulator: {network}, {problem.size:,} parameters, batch {batch_size}; ratio to a sequential momentum SGD step"
     columns = ("method", "workers", "ms per commit (median)", "ratio (median)", "ratio (range)")
     show_table(console, title, columns, rows, caption=f"A sequential step: {figures['sequential_ms']:.2f} ms (median).")
     return figures
@@ -161,13 +150,4 @@ def _simulated(problem: Problem, method: Any, num_workers: int, steps: int) -> C
     tx, local = make_method(config), local_steps(config)
     trace = arrivals.Gamma(num_workers).trace(2 * steps)
 
-    def run() -> float:
-        times: list[float] = []
-        gemjax.simulate(
-            tx, problem.loss_fn, problem.params, problem.batches, trace,
-            model_state=problem.model_state, local=local, callback_every=steps,
-            callback=lambda progress: times.append(time.perf_counter()),
-        )  # fmt: skip
-        return (times[1] - times[0]) / steps
-
-    return run
+    return lambda: simulated_seconds(tx, problem, trace, local=local)

@@ -131,7 +131,7 @@ def test_commits_of_few_and_of_many_leaves_are_compared_after_the_same_gradient(
     """Record the gradients since the last commit, by their leaves."""
     monkeypatch.setattr(bench_devices, "LEAVES", (3, 6))
     before, measured = [], []
-    make = bench_devices._programs
+    make = bench_devices.programs_of
 
     def recorded(params):
         programs, leaves = make(params), len(params)
@@ -146,14 +146,14 @@ def test_commits_of_few_and_of_many_leaves_are_compared_after_the_same_gradient(
         monkeypatch.setattr(programs, "commit", commit_after)
         return programs
 
-    monkeypatch.setattr(bench_devices, "_programs", recorded)
+    monkeypatch.setattr(bench_devices, "programs_of", recorded)
     bench_devices.many_leaves(1, 1, Console(quiet=True))
     assert measured == [(3, (3,)), (3, (3, 6)), (6, (6,)), (6, (6, 6))]
 
 
 @pytest.mark.slow
 def test_what_is_computed_before_a_commit_does_not_count_as_the_thread_of_the_commit():
-    programs = bench_devices._programs({"a": jnp.zeros(12)})
+    programs = bench_devices.programs_of({"a": jnp.zeros(12)})
 
     def before():
         end = time.thread_time() + 0.25

@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
@@ -16,7 +15,7 @@ from gemjax.check.speed import network
 from gemjax.engines.cluster.programs import ClusterPrograms
 from gemjax.engines.transition import Transition
 from train.bench.cluster import on_ray
-from train.bench.devices import no_batches, trivial_loss
+from train.bench.devices import no_batches, parameters, trivial_loss
 from train.common.console import show_table
 from train.common.errors import UsageError
 
@@ -69,7 +68,7 @@ def _against_round_trip(
       ``times``: for each of them and for each part of a commit, ``median`` and ``mean`` in milliseconds; ``ratio``, of the
       medians, per number of workers, the median over rounds.
     """
-    params = {"a": jnp.zeros((size // 2,)), "b": jnp.zeros((size - size // 2 - 10,)), "c": jnp.zeros(10)}
+    params = parameters(size)
     view = np.zeros(size, np.float32)
 
     def engine(num_workers: int) -> np.ndarray:
