@@ -16,7 +16,7 @@ from train.common.errors import DataError, RecordError, UsageError, printable
 from train.common.files import FULL, in_words, release
 from train.config import helptext
 from train.config.config import Config
-from train.config.parsing import check_resumed, in_flags, in_rounds, parse_flags, start_from, take_resume
+from train.config.parsing import COMMANDS, check_resumed, in_flags, in_rounds, parse_flags, start_from, take_resume
 from train.run import tensorboard as scalars
 from train.task.data.names import check_dataset
 
@@ -46,17 +46,6 @@ ABOUT = f"""Train a network with asynchronous workers, on the devices of this ma
   python -m train bench            measure what the engines cost
 Compiled programs are kept in your cache folder for the next start. With every command \
 --compilation-cache PATH moves that folder, and --compilation-cache off does without."""
-# Modules with a `main`, each imported only for its own command: some import JAX, others Matplotlib.
-COMMANDS = {
-    "race": "train.race.race",
-    "bench": "train.bench.bench",
-    "sweep": "train.sweep.sweep",
-    "benchmark": "train.sweep.benchmark.benchmark",
-    "reproduce": "train.claims.reproduce",
-    "results": "train.claims.summary_table",
-    "report": "train.report.report",
-    "replay": "train.report.replay.replay",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,12 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     adapt_output()
     try:
         argv = [HOME.sub(lambda found: found[1] + os.path.expanduser(found[2]), word) for word in argv]
-        argv, cache = compilation.take_flag(argv)
-    except (UsageError, ValueError) as error:
-        print(f"train: {printable(str(error))}", file=sys.stderr)
-        return 2
-    compilation.use(cache)
-    try:
+        argv = compilation.use_flag(argv)
         if argv and argv[0] in COMMANDS:
             return importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
         return _train(argv)
@@ -111,11 +95,8 @@ def _train(argv: list[str]) -> int:
     from gemjax.checkpoints import CheckpointWriteError
     from train.run.folder import RunFolder
     from train.run.train import result_of, train
-    from train.task.cluster import policy
     from train.task.memory import dry_run
 
-    if config.engine != "simulate":
-        policy(config)  # Refuses numbers that do not go together.
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     if config.dry_run:
         dry_run(config, console)

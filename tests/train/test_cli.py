@@ -18,7 +18,7 @@ from train.bench.bench import Bench
 from train.claims.reproduce import Reproduce
 from train.common import interrupts
 from train.common.errors import DataError
-from train.config import helptext, parsing
+from train.config import helptext
 from train.config.config import Config
 from train.race import race
 from train.run import train as story
@@ -118,10 +118,6 @@ def test_another_folder_or_other_data_than_those_that_are_resumed_are_refused(tm
     assert cli.main([*command, "mnist", "--resume", str(tmp_path)]) == 2
     assert "leave out mnist" in capsys.readouterr().err
     assert cli.main([*command, "mnist", "--dataset", "digits", "--resume", str(tmp_path), "--dry-run"]) == 0
-
-
-def test_the_commands_of_a_message_are_all_commands():
-    assert set(parsing.COMMANDS) == cli.COMMANDS.keys()
 
 
 def test_a_cluster_without_ray_is_answered_with_the_command_that_installs_it(capsys, tmp_path, monkeypatch):

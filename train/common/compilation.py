@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from train.common.errors import UsageError
+
 FLAG = "--compilation-cache"
 OFF = "off"
 ENTRY = re.compile("-[0-9a-f]{64}-cache$")  # How JAX ends the name of an entry.
@@ -31,24 +33,22 @@ def default_folder() -> Path:
     return Path.home() / base / "gemjax" / "compilation"
 
 
-def take_flag(argv: Sequence[str]) -> tuple[list[str], str | None]:
-    """Take `--compilation-cache FOLDER` out of a command line; `None` if it is not given.
-
-    >>> take_flag(["mnist", "--compilation-cache", "off", "--seed", "1"])
-    (['mnist', '--seed', '1'], 'off')
+def use_flag(argv: Sequence[str]) -> list[str]:
+    """Take `--compilation-cache FOLDER` out of a command line, and use that folder or the default one.
 
     Raises:
-      ValueError: if no value follows.
+      UsageError: if no value follows.
     """
     rest, value, words = [], None, iter(argv)
     for word in words:
         if word == FLAG or word.startswith(f"{FLAG}="):
             value = next(words, "") if word == FLAG else word.removeprefix(f"{FLAG}=")
             if not value or value.startswith("-"):
-                raise ValueError(f"{FLAG} needs a folder, or {OFF}")
+                raise UsageError(f"{FLAG} needs a folder, or {OFF}")
         else:
             rest.append(word)
-    return rest, value
+    use(value)
+    return rest
 
 
 def use(folder: str | os.PathLike | None = None) -> Path | None:

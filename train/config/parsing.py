@@ -19,7 +19,17 @@ from train.config.datasets import DATASETS
 from train.config.methods import METHODS
 from train.config.validation import flag, one_of
 
-COMMANDS = ("race", "report", "replay", "sweep", "benchmark", "reproduce", "results", "bench")
+# Modules with a `main`, each imported only for its own command: some import JAX, others Matplotlib.
+COMMANDS = {
+    "race": "train.race.race",
+    "report": "train.report.report",
+    "replay": "train.report.replay.replay",
+    "sweep": "train.sweep.sweep",
+    "benchmark": "train.sweep.benchmark.benchmark",
+    "reproduce": "train.claims.reproduce",
+    "results": "train.claims.summary_table",
+    "bench": "train.bench.bench",
+}
 
 
 def in_flags(text: str) -> str:

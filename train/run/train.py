@@ -43,6 +43,7 @@ class Prepared(NamedTuple):
       task: the learning problem.
       logged: the commits of its event log up to the newest checkpoint; `None` without a checkpoint.
       placement: the devices of a run on devices.
+      policy: the scheduler's policy; `None` in a simulation.
       trace: of a simulation, all commits.
       longer: of a simulation, the trace that is simulated up to there; see :func:`train.task.cluster.traces`.
     """
@@ -50,6 +51,7 @@ class Prepared(NamedTuple):
     task: Task
     logged: gemjax.Trace | None
     placement: gemjax.Placement | None
+    policy: gemjax.Policy | None
     trace: gemjax.Trace | None
     longer: gemjax.Trace | None
 
@@ -115,7 +117,9 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
 
 def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | None:
     """Prepare a run before its folder is created: from then on it can be resumed; `None` if it has made all commits."""
+    scheduled = None
     if config.engine != "simulate":
+        scheduled = policy(config)  # Refuses numbers that do not go together.
         gemjax.cpu_devices(min(_cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
     with warnings_on(console):
         logged = folder.logged(config)
@@ -134,7 +138,7 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
     trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)
     say(console, f"{in_words(config, task.params, total)}; run folder {folder.path}")
     say_batch_size(config, task, console)
-    return Prepared(task, logged, placement, trace, longer)
+    return Prepared(task, logged, placement, scheduled, trace, longer)
 
 
 def _cpu_devices(config: Config) -> int:
@@ -216,7 +220,7 @@ def _run_engine(
     if callback.first_is_due:
         members.look()
     return run(
-        *given, task.num_commits, **shared, policy=policy(config), members=members, diagnostics=("gap",),
+        *given, task.num_commits, **shared, policy=prepared.policy, members=members, diagnostics=("gap",),
         recorded=None if initial[0] is None else recorded, state=initial.pop(), log=callback.log,
         callback=callback, callback_every=CALLBACK_EVERY, callback_seconds=CALLBACK_SECONDS, stops=callback.stops,
         evaluate=callback.evaluate_beside, evaluate_every=commits_between(config, task.num_commits),

@@ -24,6 +24,8 @@ def dry_run(config: Config, console: Console) -> None:
     Raises:
       MemoryError: if that does not fit, after it has been printed.
     """
+    if config.engine != "simulate":
+        policy(config)  # Refuses numbers that do not go together.
     params, lacking = parameter_shapes(config), ""
     try:
         task = make_task(config)
