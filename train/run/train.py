@@ -192,19 +192,11 @@ def _run_engine(
         # If all commits are made, only the summary is missing.
         trace = prepared.longer if len(recorded) < task.num_commits else prepared.trace
         callback_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
-        try:
-            result = gemjax.simulate(
-                *given, trace, **shared, diagnostics=("gap",), state=initial.pop(),
-                callback=lambda progress: callback(progress) or progress.commits >= task.num_commits,
-                callback_every=callback_every, stops=callback.stops,
-            )  # fmt: skip
-        except ValueError as error:
-            if not str(error).startswith("state= "):
-                raise
-            raise RecordError(
-                f"{callback.folder.path} cannot be continued: an earlier version saved its newest checkpoint inside of a round "
-                f"of its workers, without their next pulls; {callback.folder.begin_again(config)}"
-            ) from error
+        result = gemjax.simulate(
+            *given, trace, **shared, diagnostics=("gap",), state=initial.pop(),
+            callback=lambda progress: callback(progress) or progress.commits >= task.num_commits,
+            callback_every=callback_every, stops=callback.stops,
+        )  # fmt: skip
         if len(result.trace) == task.num_commits:
             _check_applied(config, result)
         return dataclasses.replace(result, stopped=len(result.trace) < task.num_commits)

@@ -14,12 +14,11 @@ from small_runs import run
 
 import gemjax
 from gemjax.telemetry import eventlog
-from train.common.errors import RecordError, UsageError
+from train.common.errors import UsageError
 from train.run import train as training
 from train.run.callback import RunCallback
 from train.run.folder import RunFolder
 from train.task import models
-from train.task.cluster import traces
 
 data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
 
@@ -146,17 +145,6 @@ def test_a_simulation_that_ends_without_an_applied_commit_fails(tiny, small, clu
         assert checkpoints.commits[-1] == made
     with pytest.raises(gemjax.RunFailedError, match="no commit was ever applied"):
         run(config, folder)
-
-
-def test_a_simulation_of_an_earlier_version_that_ended_inside_of_a_round_is_refused(tiny, small, monkeypatch):
-    config = dataclasses.replace(small, engine="simulate", epochs=0.5, **BARRIERS[0])
-    with monkeypatch.context() as earlier:
-        earlier.setattr(training, "traces", lambda *args: (traces(*args)[0],) * 2)
-        folder, _, _ = run(config)
-    with pytest.raises(
-        RecordError, match=r"cannot be continued: an earlier version saved .*; begin the run again in another"
-    ):
-        run(dataclasses.replace(config, epochs=1.0), folder)
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
     Raises:
       RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, lines of the log are
         missing, or all checkpoints are removed meanwhile.
-      ValueError: if the event log or a checkpoint is damaged, or of another version.
+      ValueError: if the event log or a checkpoint is damaged.
     """
     if config.compression != "none":
         raise RecordError(

@@ -30,8 +30,7 @@ class Replayer:
 
     def __init__(self, config: Config, task: Task, trace: gemjax.Trace, settings: Settings):
         self.config, self.task, self.trace = config, task, trace
-        # A run that an earlier version began has none for its first commits.
-        self.settings = settings if settings and settings[0][0] == 0 else [(0, {}), *settings]
+        self.settings = settings
         self._events = trace.events()
         self._ends = np.flatnonzero(self._events.commits) + 1  # Arrivals up to each commit.
         self._arguments = functools.cache(self._make)  # The same objects: compiled programs are found by identity.
