@@ -25,9 +25,9 @@ POLICIES: dict[str, Any] = {
     "interrupt": None,
     "max_staleness": None,
     "quorum": None,
-}  # Fields of which a run has one, and what stands for none.
+}  # Policies, of which a run has one, with the values that mean none.
 NO_POLICY = POLICIES | {"grace": 0.0}
-EVALUATIONS: dict[str, Any] = {"eval_every": 0, "eval_seconds": None}  # Another such choice.
+EVALUATIONS: dict[str, Any] = {"eval_every": 0, "eval_seconds": None}  # Intervals of evaluations, likewise.
 HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
 MORE_MEMORY = (
     "begin a run with a smaller --batch-size, a smaller network or fewer --workers, or end other programs that use the "
@@ -150,7 +150,7 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         check_resumed(given, named, default)
     words = {word.split("=")[0].replace("-", "_") for word in argv}
     for alternatives, none in (POLICIES, NO_POLICY), (EVALUATIONS, EVALUATIONS):
-        if any(f"__{name}" in words for name in alternatives):  # It replaces that of the run which is resumed.
+        if any(f"__{name}" in words for name in alternatives):  # A given one replaces that of the resumed run.
             default = dataclasses.replace(default, **none)
     config = parse_flags(Config, argv, USAGE, default)
     if not resume and config.engine == "simulate":

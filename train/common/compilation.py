@@ -12,7 +12,7 @@ from train.common.errors import UsageError
 
 FLAG = "--compilation-cache"
 OFF = "off"
-ENTRY = re.compile("-[0-9a-f]{64}-cache$")  # How JAX ends the name of an entry.
+ENTRY = re.compile("-[0-9a-f]{64}-cache$")  # End of the name of an entry.
 MAX_BYTES = 2**30  # The oldest entries beyond it are removed at the start.
 SETTINGS = {
     "jax_compilation_cache_dir": "",  # The folder.

@@ -58,7 +58,7 @@ def numbered(path: Path) -> Iterator[Path]:
 
 
 def reserve(path: Path) -> Path:
-    """Create a folder for one command alone, under a further name if it is there already, and return its path."""
+    """Create a new folder, with a number behind its name if that is taken, and return its path."""
 
     def is_made(path: Path) -> bool:
         try:

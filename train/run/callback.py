@@ -71,7 +71,7 @@ class RunCallback:
             if done
             else Means(measured=self.beside)
         )
-        # A refused gradient came after the commit of its row; a resumed run begins at that commit.
+        # Of the newest row of metrics: its time, and the gradients that were refused up to it.
         before = folder.read_metrics() if done else {}
         newest = lambda name: float(np.nan_to_num(before[name][-1])) if name in before else 0.0
         self._evaluated_at, self._refused = newest("time"), [int(newest(name)) for name in ("rejected", "dropped")]
@@ -79,8 +79,9 @@ class RunCallback:
         self.last = (-1, np.nan, np.nan)
         if before:
             self.last = int(before["commits"][-1]), float(before["test_loss"][-1]), float(before["test_accuracy"][-1])
-        self._thread_began: float | None = None  # Of the evaluations in their thread: when the first one began,
-        self._spent, self._declined = 0.0, 0  # the seconds that they took, and how many were left out.
+        # Evaluations in the engine's thread: time of the first one, seconds that they took, and number of declined ones.
+        self._thread_began: float | None = None
+        self._spent, self._declined = 0.0, 0
         self._recorded = 0  # Evaluations in this session.
         self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.evaluations = evaluations(config, task.num_commits, trace)

@@ -71,7 +71,7 @@ class RunFolder:
         return folder
 
     def reserved(self) -> "RunFolder":
-        """Create the folder of a run without `--out`; under a further name if a run that began in the same second has this."""
+        """Create the folder of a run without `--out`, with a number behind its name if another run began in the same second."""
         return RunFolder(files.reserve(self.path))
 
     def check_new(self) -> None:

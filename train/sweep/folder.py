@@ -93,7 +93,7 @@ class SweepFolder(Store[Cell, list[Row]]):
             )
 
     def create(self) -> None:
-        """Create the folder; without `--out` under a further name if a sweep that began in the same second has this."""
+        """Create the folder; without `--out`, with a number behind its name if another sweep began in the same second."""
         if self.is_final:
             self.path.mkdir(parents=True, exist_ok=True)
         else:

@@ -13,7 +13,7 @@ from train.config.config import BOOKKEEPING, Common, Config, load
 from train.config.methods import LOCAL_FLAGS, METHODS, Method, methods_with
 from train.config.validation import changed, flag
 
-# What one cell tries all combinations of, by the name that one value has in `Config`.
+# Fields whose combinations a cell tries, with the name of a single value in `Config`.
 LISTS = {
     "methods": "method",
     "workers": "workers",
@@ -22,7 +22,7 @@ LISTS = {
     "strengths": "strength",
     "seeds": "seed",
 }
-# What is trained and how, the same for all cells.
+# Fields of the task and its training, the same for all cells.
 NETWORK = (
     "model", "width", "depth", "dropout", "weight_decay", "augment", "pool", "schedule", "warmup_epochs", "decay_epochs",
     "decay_factor", "x64",

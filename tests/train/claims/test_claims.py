@@ -175,21 +175,23 @@ def _setting(run):
 
 
 FULL = {_setting(run): run for claim in CLAIMS for run in some(claim.runs["full"])}
-DEEP = {setting[:2]: setting for setting in FULL}.values()  # One setting for each network.
+SHALLOW = {"resnet20": {"depth": 8}, "auto": {"depth": 1}}  # Deep networks take a minute to compile.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", FULL.values(), ids=["-".join(map(str, setting)) for setting in FULL])
 def test_the_first_commits_of_the_full_scale_run_shrunk(run, tmp_path, monkeypatch):
-    """A run in each setting that claims share, its network a quarter as wide, its schedule and period, on made-up rows.
+    """A run in each setting that claims share, with its schedule and period, and a narrow and shallow network, on made-up rows.
 
-    Methods are compiled by their own tests, networks nowhere else at full depth; here each is once.
+    The network at its full depth is traced for the shapes of its parameters.
     """
     monkeypatch.setattr(task.data, "load", few_rows)
     _task.cache_clear()
-    width = {"width": 0.25} if run.config.dataset in ("cifar10", "tiny_shakespeare") else {}
-    depth = {"depth": 8} if run.config.model == "resnet20" and _setting(run) not in DEEP else {}
-    config = dataclasses.replace(run.config, batch_size=4, **width, **depth)
+    assert task.parameter_shapes(run.config)
+    small = {}
+    if run.config.dataset in ("cifar10", "tiny_shakespeare"):
+        small = {"width": 0.25} | SHALLOW.get(run.config.model, {})
+    config = dataclasses.replace(run.config, batch_size=4, **small)
     epochs = 3 * pace.mean_period(config) / (config.workers * 4)
     run = dataclasses.replace(run, config=dataclasses.replace(config, epochs=epochs), evaluations=1)
     found = record(run, {"data_dir": str(tmp_path), "manual_dir": None})

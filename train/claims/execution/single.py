@@ -100,7 +100,7 @@ def _task(config: Config) -> Task:
     return make_task(config)
 
 
-_trained: dict[tuple[Config, float], tuple[Task, Any]] = {}  # What the last pre-training made, and for which task.
+_trained: dict[tuple[Config, float], tuple[Task, Any]] = {}  # Result of the last pre-training, with its task.
 
 
 def _begun(run: PlannedRun, task: Task) -> Task:

@@ -57,11 +57,11 @@ class Replayer:
         return state
 
     def _without_losses(self, state: gemjax.RunState, commits: int) -> gemjax.RunState:
-        """Return the state after so many commits without what gradients that were not applied left in it: the trace has none.
+        """Return the state after so many commits, as a run without refused gradients has it.
 
-        A worker may have lost several in a row, some before this state and some after it. In the trace it then pulls once
-        before its next commit. It does not pull if nothing was applied since its last commit, or if it makes no further one. So
-        its step and view here do not count.
+        The recorded trace has applied commits alone. In the run, a worker whose gradients were refused took further steps and
+        pulled again; in the replay it pulls once, before its next commit. So the numbers of refused gradients become 0, and a
+        worker's step is that of the trace unless the trace allows the step found here.
         """
         worker, step, is_commit, done = *self._events[:3], int(self._ends[commits - 1]) if commits else 0
         last, following = np.full((2, self.trace.num_workers), -1)
