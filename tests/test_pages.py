@@ -19,7 +19,7 @@ from train.common.files import write_whole
 from train.config.config import Config
 from train.race.race import Race
 from train.report.replay.replay import Replay
-from train.report.report import Report
+from train.report.report import ReportFlags
 from train.sweep import sweep
 from train.sweep.benchmark.benchmark import Benchmark
 from train.sweep.grid import Grid
@@ -40,7 +40,7 @@ PARSERS = {
     "benchmark": lambda argv: tyro.cli(Benchmark, args=argv),
     "reproduce": reproduce.parse,
     "results": lambda argv: tyro.cli(results_table.Results, args=argv),
-    "report": lambda argv: tyro.cli(Report, args=argv),
+    "report": lambda argv: tyro.cli(ReportFlags, args=argv),
     "replay": lambda argv: tyro.cli(Replay, args=argv),
     "bench": lambda argv: tyro.cli(Bench, args=argv),
 }

@@ -15,7 +15,7 @@ from train.claims.reproduce import Reproduce
 from train.claims.summary_table import Results
 from train.config.config import Config
 from train.race.race import Race
-from train.report.report import Report
+from train.report.report import ReportFlags
 from train.sweep.grid import Grid
 
 # Words that are wrong for most flags, and extreme for some.
@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[type, tuple[str, ...]]] = {
     "reproduce": (Reproduce, (*CLAIMS, "all")),
     "results": (Results, ()),
     "race": (Race, ()),
-    "report": (Report, ("run", "latest")),
+    "report": (ReportFlags, ("run", "latest")),
     "bench": (Bench, ("simulate", "devices", "methods", "network", "arrivals")),
 }
 

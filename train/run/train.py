@@ -37,7 +37,7 @@ CALLBACK_SECONDS = 1.0  # Not in a simulation.
 
 
 class Prepared(NamedTuple):
-    """What a run needs before its folder is created.
+    """Parts of a run that are made before its folder is created.
 
     Attributes:
       task: the learning problem.

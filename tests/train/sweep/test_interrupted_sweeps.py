@@ -206,18 +206,6 @@ def test_another_sweep_that_was_begun_there_while_data_were_prepared_is_refused(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_sweep_whose_folder_is_moved_ends(small, monkeypatch, capsys):
-    def moving(grid, cell, *rest):
-        os.rename(small.out, f"{small.out}-moved")
-        return pretend(grid, cell, *rest)
-
-    monkeypatch.setattr(sweep, "run_cell", moving)
-    assert cli.main(["sweep", *arguments(small)]) == 2
-    assert f"train: {small.out} was moved or removed by another program" in capsys.readouterr().err
-    assert not os.path.exists(small.out)
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_one_process_at_a_time_computes_a_sweep(small, monkeypatch, capsys):
     """Two computed each cell twice, and each could remove the file that the other was about to name."""
 
