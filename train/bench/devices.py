@@ -210,7 +210,7 @@ def evaluation(console: Console, commits: int = 600, evaluations: int = 20) -> d
     loss_fn, params, batches = gemjax.testing.quadratic()
     matrix = jnp.eye(1000) / 2
     work = jax.jit(lambda: jax.lax.fori_loop(0, 40, lambda _, product: product @ matrix, matrix).sum())
-    work().block_until_ready()  # It is compiled here.
+    work().block_until_ready()  # Compiles.
     began = time.perf_counter()
     work().block_until_ready()
     repeats = max(1, round(5 * GRADIENT / (time.perf_counter() - began)))

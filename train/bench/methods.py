@@ -67,7 +67,7 @@ def measure(name: Any) -> CompiledCommit:
         return shared, mine
 
     compiled = jax.jit(commit, donate_argnums=(0, 1)).lower(shared, mine[0], gradient, np.int32(0)).compile()
-    memory: Any = compiled.memory_analysis()  # Of the program, from which unused arguments are removed.
+    memory: Any = compiled.memory_analysis()  # XLA has removed unused arguments.
     traffic = memory.argument_size_in_bytes + memory.output_size_in_bytes - _untouched(state)
     cost: Any = compiled.cost_analysis()
     return CompiledCommit(name, compiled, shared, mine, gradient, traffic, cost["bytes accessed"], _bytes(state))

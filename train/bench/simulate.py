@@ -49,7 +49,7 @@ SHAPES = {
     "cnn7": (28, 28, 3),
     "resnet8": (32, 32, 3),
     "resnet20": (32, 32, 3),
-}  # Of the images, if they are not MNIST's.
+}  # Shapes of images that are not MNIST's.
 
 
 def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str | None = None) -> Problem:

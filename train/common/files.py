@@ -95,7 +95,7 @@ def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
       UsageError: if not, or if it is the address of a bucket or the like.
     """
     if ":/" in os.fspath(path):
-        from gemjax.protocol.checks import told_of_address  # It imports JAX, and most paths are no addresses.
+        from gemjax.protocol.checks import told_of_address  # This imports JAX, and most paths are no addresses.
 
         if wrong := told_of_address(path):
             raise UsageError(f"{flag} {wrong}")

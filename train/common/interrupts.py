@@ -135,7 +135,7 @@ class StopRequest(threading.Event):
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                # Neither an ignored handler nor one outside Python.
+                # Ignored signals, and handlers outside Python, stay.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._on_signal)
         return self

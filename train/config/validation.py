@@ -12,7 +12,7 @@ from train.config.datasets import DATASETS
 from train.config.methods import LOCAL_FLAGS, methods_with
 
 MOST_LISTED = 20  # Choices in a message; more are in the help.
-RESOURCES = ("worker_cpus", "worker_gpus", "worker_tpus")  # Of a Ray cluster, per worker.
+RESOURCES = ("worker_cpus", "worker_gpus", "worker_tpus")  # What Ray reserves per worker.
 # Fields with what their values must be, where nothing else refuses others at once; None is always possible.
 RANGES = (
     (

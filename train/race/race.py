@@ -28,7 +28,7 @@ from train.task.task import Task, make_task
 USAGE = "python -m train race"
 MARK = {"command": USAGE}  # At the beginning of each file of figures.
 SLOW = 0.2  # Seconds.
-MARGIN = 1.5  # Of the target over the worst of the best losses; late differences are chance.
+MARGIN = 1.5  # Ratio of the target to the worst of the best losses; late differences are chance.
 
 
 @dataclasses.dataclass(frozen=True)

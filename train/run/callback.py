@@ -19,10 +19,10 @@ from train.run.means import Means
 from train.run.progress import RunProgress
 from train.run.tensorboard import Scalars
 
-EVALUATIONS = 20  # Per run, or a few more, unless the configuration says otherwise.
-SHARE = 0.2  # Of a run's time that evaluations on devices take at most, unless the configuration says otherwise.
-ATTEMPTS = 6  # At writing the last checkpoint, on a terminal.
-ATTEMPT_SECONDS = 30.0  # Between two attempts.
+EVALUATIONS = 20  # Number per run, or a few more, unless the configuration says otherwise.
+SHARE = 0.2  # Largest share of a run's time for evaluations on devices, unless the configuration says otherwise.
+ATTEMPTS = 6  # Number of attempts at writing the last checkpoint, on a terminal.
+ATTEMPT_SECONDS = 30.0  # Time between two attempts.
 
 
 def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = None) -> np.ndarray:
@@ -173,7 +173,7 @@ class RunCallback:
         """Evaluate the state of a checkpoint, if the evaluation before it has failed."""
         if not self.folder.provenance.unevaluated or self.config.central_hosts:
             return
-        if self.last[0] < len(trace):  # It may have failed after its row was written.
+        if self.last[0] < len(trace):  # The row may have been written before the failure.
             reached = gemjax.Progress(
                 commits=len(trace), total=self.task.num_commits, rejected=int(state.rejected), dropped=int(state.dropped),
                 params=state.params, model_state=state.model_state, state=lambda: state, trace=lambda: trace,

@@ -73,7 +73,9 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
             until_summary.enter_context(folder.alone())
         prepared = _prepare(config, folder, console)
         if prepared is None:
-            return folder.read_summary() | {"finished": True}  # It may have been stopped on the way to more commits.
+            return folder.read_summary() | {
+                "finished": True
+            }  # The summary may be of a run that was stopped on the way to more commits.
         interrupt = interrupt or StopRequest()
         with contextlib.ExitStack() as during_run:
             workers = during_run.enter_context(ray_cluster(config, console))
@@ -95,7 +97,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
             if restored is not None:
                 interrupt.go_on = folder.go_on
                 callback.make_up(restored, recorded)
-            elif not config.central_hosts:  # Otherwise it is written during the run.
+            elif not config.central_hosts:  # With a divided central variable it is written during the run.
                 interrupt.go_on = folder.go_on
                 # Now, so that a run that is killed before the next checkpoint can be resumed.
                 callback.save_first(initial_state(config, prepared.task, _place(config)), recorded)
@@ -111,7 +113,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
                     callback.save_after_error(result_of(error) or result)
                     raise
             callback.finish(result.state, result.trace)
-            interrupt.go_on = folder.go_on  # Of any run, as there is a checkpoint.
+            interrupt.go_on = folder.go_on  # Every run has a checkpoint now.
         return _conclude(config, folder, result, callback, found, seconds, console)
 
 
@@ -247,7 +249,7 @@ def _restore(
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
     like = state_shapes(config, task, _place(config))
     state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
-    if (made := len(recorded)) > task.num_commits:  # Those that were not applied count in a simulation.
+    if (made := len(recorded)) > task.num_commits:  # In a simulation, commits that were not applied count, too.
         raise UsageError(
             f"the run in {folder.path} has made {made} commits, and {task.num_commits} are asked for; raise --epochs to "
             "continue it"

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return until_interrupted(lambda: run(grid, folder, console), console, resume)
     finally:
-        if grid.out is None and folder.is_final:  # Otherwise it may be that of another sweep.
+        if grid.out is None and folder.is_final:  # A folder that is not final may belong to another sweep.
             release(folder.path)
 
 
@@ -94,7 +94,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
       MemoryError: likewise, if a single run does not fit the memory.
       BlockingIOError: if another process runs this sweep.
     """
-    if folder.is_final:  # Otherwise what is there is of another sweep.
+    if folder.is_final:  # Files in a folder that is not final belong to another sweep.
         _known(grid, folder)
     if may_be_large(grid):
         _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))

@@ -39,7 +39,7 @@ def periods(config: Any) -> int | tuple[int, ...]:
     """
     if not config.dynamic_periods:
         return config.period
-    from gemjax.rules import dynamic_periods  # Here, so that commits are counted without JAX.
+    from gemjax.rules import dynamic_periods  # Imported here, so that commits are counted without JAX.
 
     return dynamic_periods(config.period, speeds(config))
 
@@ -62,7 +62,7 @@ def commits(config: Any, steps_per_epoch: int) -> int:
 
 def cluster(config: Any) -> "arrivals.Arrivals":
     """Return the arrival model of a simulated run."""
-    from gemjax import arrivals  # As above.
+    from gemjax import arrivals  # Imported here for the same reason.
 
     if config.cluster == "round_robin":
         return arrivals.ConstantSpeeds([1 / config.period] * config.workers)
@@ -86,7 +86,7 @@ def policy(config: Any) -> "Policy":
     >>> [policy(Config(method="diloco", workers=4, quorum=quorum)).quorum for quorum in (None, 1, 2)]
     [4, 1, 2]
     """
-    from gemjax import Policy  # As above.
+    from gemjax import Policy  # Imported here for the same reason.
 
     names = ("max_staleness", "quorum", "grace", "deadline", "retries", "interrupt")
     try:
@@ -118,7 +118,7 @@ def ray_cluster(config: Any, console: "Console") -> "Iterator[Cluster | None]":
     if config.engine != "cluster":
         yield None
         return
-    import jax  # As above.
+    import jax  # Imported here for the same reason.
     from ray.exceptions import RayError  # The extra, which the command line has checked.
 
     import gemjax

@@ -41,7 +41,7 @@ class Task:
     num_commits: int
     params_of: Callable[[int], PyTree]  # seed -> params
     batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
-    data_checksum: Callable[[], str]  # Of training and test data.
+    data_checksum: Callable[[], str]  # Checksum of training and test data.
 
     def of(self, seed: int) -> "Task":
         """Return the task with the parameters and batches of another seed."""
@@ -94,7 +94,9 @@ def make_task(config: Config) -> Task:
         # Training may have its parameters on other devices, or sharded.
         test = test_on(device)
         params, model_state = jax.device_put((params, model_state), jax.tree.leaves(test)[0].sharding)
-        with jax.default_device(device):  # As in the engine's thread: another setting would be another program.
+        with jax.default_device(
+            device
+        ):  # The engine's thread has the same setting: another one would need another program.
             loss, accuracy = evaluate(params, model_state, jax.tree.map(lambda column: column[:rows], test))
         return float(loss), float(accuracy)
 

@@ -57,7 +57,7 @@ def record_together(
             tell(run.name, done // len(runs))
 
     over = [dict(zip(names, point, strict=True)) for point in points]
-    with warnings.catch_warnings():  # As in `single.record`.
+    with warnings.catch_warnings():  # `single.record` ignores it, too.
         warnings.filterwarnings("ignore", "the method is defined in rounds", gemjax.RunWarning)
         records = dict(
             run_batch(config, task, total, over, seeds, summarise, progress=progress, stops=stops, evaluate=evaluate)

@@ -76,7 +76,7 @@ def judge(measured) -> list[Statement]:
         ]
     paper = PAPER["train_loss"]
     ours = measured.values("train_loss", "DOWNPOUR", JUDGED)
-    # Of the two published numbers of each point, the one nearer to ours.
+    # Each point has two published numbers; ours is compared with the nearer one.
     twice = [(paper["DOWNPOUR"][n], at_end("1b", n)) for n in JUDGED]
     near = [
         min(both, key=lambda one, own=mean: max(one / own, own / one)) for both, mean in zip(twice, plain, strict=False)

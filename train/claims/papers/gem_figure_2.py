@@ -28,9 +28,9 @@ from train.claims.papers.gem_setting import digits, mnist
 from train.claims.runs import PlannedRun, over_seeds
 
 READINGS = ("equations", "code", "algorithm")
-PUBLISHED = 0.9938  # Of one run.
+PUBLISHED = 0.9938  # Test accuracy of one run.
 PAPER = {"test_accuracy": {"equations": {100: PUBLISHED}}}
-ROWS = 10_000  # Of the test set.
+ROWS = 10_000  # Size of the test set.
 
 
 def _runs(make, workers: int, seeds, **changes) -> list[PlannedRun]:

@@ -33,7 +33,7 @@ from train.claims.runs import PlannedRun, over_seeds
 
 WORKERS = (1, 2, 4, 8, 16)
 SECONDS = 60.0  # The paper's axis.
-PART = 0.8  # Of the time of the run with the most workers, from which losses are averaged to its end.
+PART = 0.8  # Share of the run with the most workers from which on losses are averaged.
 
 
 def _runs(make, effective: int, epochs: float, workers, seeds) -> list[PlannedRun]:

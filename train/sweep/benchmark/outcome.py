@@ -24,7 +24,7 @@ from train.sweep.benchmark.statistics import Estimate, Seeds, crossing, estimate
 from train.task.cluster import mean_period
 
 KEPT = 0.9  # The target, as a share of one worker's accuracy.
-SLACK = 0.01  # Of accuracy, below which a run has lost the target: it is reached on 2,000 rows, and kept on all.
+SLACK = 0.01  # Accuracy that a run may lose after the target: it is reached on 2,000 rows, and kept on all.
 Row = dict[str, Any]
 
 

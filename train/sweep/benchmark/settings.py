@@ -21,7 +21,7 @@ ONE, SYNCHRONOUS, LOCAL = "one_worker", "synchronous_sgd", "local_sgd"
 REFERENCES = (ONE, SYNCHRONOUS, LOCAL)
 EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
 WORDS = {EQUAL: "equal", UNEQUAL: "unequal"}
-TITLES = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}  # Of tasks, on pages; others have their own name.
+TITLES = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}  # Names of tasks on pages, if they differ.
 FIRST = ("asgd", "momentum_asgd", "staleness_aware", "dc_asgd", "dana_slim", "gap_aware", "gem", "easgd")  # Best known.
 # With them the fastest ones of the first settings, which are measured in all settings of tasks that have all methods.
 FAST = ("dana_zero", "dana_dc", "dana_ga", "lwp", "multi_asgd", "gap_aware_adam", "eamsgd")

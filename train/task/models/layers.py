@@ -16,7 +16,7 @@ from train.task.models.ops.correlation import correlate
 from train.task.models.ops.layout import ImageLayout, per_channel, standardise
 
 DRAWN_AT_ONCE = 2**16
-MOST_CALLS = 2**10  # Of one layer; more would take minutes to trace, even for their shapes.
+MOST_CALLS = 2**10  # Draws per layer that are traced one by one; more would take minutes.
 
 
 def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
