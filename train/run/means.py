@@ -17,7 +17,7 @@ from train.run.records.metrics import read_metrics
 ROWS = tuple(b'{"event":"%s"' % event for event in (b"commit", b"reject", b"drop"))
 
 
-class Arrival(NamedTuple):
+class ArrivalRow(NamedTuple):
     """A commit: its loss and gap, NaN if not finite, and how it ended: ``commit``, ``reject`` or ``drop``."""
 
     loss: float
@@ -46,7 +46,7 @@ class Means:
 
     def __init__(self, commits: int = 0, *, measured: bool = True):
         self._commits, self._measured = commits, measured
-        self._rows: collections.deque[Arrival] = collections.deque()
+        self._rows: collections.deque[ArrivalRow] = collections.deque()
 
     @classmethod
     def of_records(cls, events: Path, metrics: Path, *, measured: bool) -> Self:
@@ -76,7 +76,7 @@ class Means:
                 self._append(eventlog.rounded(loss), eventlog.rounded(gap), event)
 
     def _append(self, loss: Any, gap: Any, event: str) -> None:
-        self._rows.append(Arrival(math.nan if loss is None else loss, math.nan if gap is None else gap, event))
+        self._rows.append(ArrivalRow(math.nan if loss is None else loss, math.nan if gap is None else gap, event))
 
     def take(self, commits: int) -> Taken:
         """Return the means over the commits up to an evaluation after ``commits``, and begin behind them.
