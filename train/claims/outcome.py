@@ -19,8 +19,6 @@ from train.common.files import write_picture
 def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -> dict[str, Any]:
     """Return the committed result of a claim: verdict, measured and published numbers, cost and origin."""
     records = [record for _, record in measured.records]
-    asked = {*claim.runs[measured.scale], *(() if claim.then is None else claim.then(measured))}
-    missing = len(asked - {run for run, _ in measured.records})
     tuned = measured.where(lambda run: run.config.seed in claim.tuning).rows()
     return {
         "claim": claim.name,
@@ -41,7 +39,6 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
         "paper_note": claim.paper_note,
         "cost": {
             "runs": len(records),
-            **({"missing": missing} if missing > 0 else {}),
             "commits": sum(record["commits"] for record in records),
             "run_minutes": round(sum(record["seconds"] for record in records) / 60, 1),
             "processes": max(record["processes"] for record in records),

@@ -19,7 +19,7 @@ from train.claims.execution import costs
 from train.claims.execution.cache import POOL, PUBLISHED, Pool
 from train.claims.execution.processes import Processes
 from train.claims.results import Measured
-from train.claims.runs import PlannedRun, RunRecord, Scale, first_seeds
+from train.claims.runs import PlannedRun, RunRecord, Scale
 from train.claims.summary_table import RESULTS
 from train.common import interrupts
 from train.common.console import RunConsole, say
@@ -55,11 +55,9 @@ class Reproduce:
     work: str = str(POOL)
     """Folder of finished runs, from which an interrupted claim resumes."""
     out: str | None = None
-    """Folder of CLAIM.json and CLAIM.png; default: `train/results`; the work folder at small scale and with `--seeds`."""
+    """Folder of CLAIM.json and CLAIM.png; default: `train/results`; the work folder at small scale."""
     pdf: str | None = None
     """Folder for the pictures as vector graphics without titles, as papers need them; default: none are written."""
-    seeds: int | None = None
-    """Judge only the first so many seeds of each point: the result of an unfinished claim."""
     anew: bool = False
     """Repeat runs that are published in `train/results/runs`; runs in the work folder are still used."""
     list: bool = False
@@ -78,8 +76,7 @@ class Reproduce:
     @property
     def folder(self) -> Path:
         """The folder of results."""
-        own = "small" if self.scale == "small" else "seeds" if self.seeds is not None else None
-        return Path(self.out or (RESULTS if own is None else Path(self.work) / own))
+        return Path(self.out or (Path(self.work) / "small" if self.scale == "small" else RESULTS))
 
     def files(self, claim: Claim) -> tuple[Path, ...]:
         """Return the paths of the files of `claim`: its numbers, its picture and, with `--pdf`, its vector graphics."""
@@ -139,7 +136,7 @@ def check_data(claims: Sequence[Claim], asked: Reproduce) -> None:
     """Raise ``UsageError`` if one of several claims lacks its data, before the runs of the others are made."""
     without: dict[str, list[str]] = {}
     for claim in claims if len(claims) > 1 else ():
-        runs = first_seeds(claim.runs[asked.scale], asked.seeds)
+        runs = claim.runs[asked.scale]
         known = asked.pool(claim).known(runs)
         if lacking := _lacking([run for run in runs if run not in known], asked):
             without.setdefault(lacking, []).append(claim.name)
@@ -153,7 +150,7 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     Raises:
       UsageError: if a run cannot be made.
     """
-    pool, runs = asked.pool(claim), first_seeds(claim.runs[asked.scale], asked.seeds)
+    pool, runs = asked.pool(claim), list(claim.runs[asked.scale])
     known = pool.known(runs)
     say(console, f"{claim.name} ({asked.scale}): {claim.title} [{claim.source}]")
     say(
@@ -162,11 +159,8 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     )
     _make_missing(runs, known, pool, asked, console)
     measured = Measured(asked.scale, [(run, known[run]) for run in runs])
-    while claim.then is not None:
-        more = [run for run in claim.then(measured) if run not in known]
-        if not (more := first_seeds([*runs, *more], asked.seeds)[len(runs) :]):
-            break
-        runs = [*runs, *more]
+    while claim.then is not None and (more := [run for run in claim.then(measured) if run not in known]):
+        runs += more
         known |= pool.known(runs)
         say(console, f"{len(runs)} runs, including those that follow from the measurements")
         _make_missing(runs, known, pool, asked, console)
@@ -230,7 +224,7 @@ def _make(
 
 def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     """Print the runs of `claim`, the number of commits left and an estimate of their time."""
-    runs, pool = first_seeds(claim.runs[asked.scale], asked.seeds), asked.pool(claim)
+    runs, pool = claim.runs[asked.scale], asked.pool(claim)
     known = pool.known(runs)
     missing = [run for run in runs if run not in known]
     total, left = sum(map(costs.commits, runs)), sum(map(costs.commits, missing))

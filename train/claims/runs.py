@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from train.config.config import BOOKKEEPING, Config
@@ -97,19 +96,3 @@ def over_seeds(
         PlannedRun(series, point, dataclasses.replace(config, seed=seed), diagnostics, evaluations, pretraining)
         for seed in seeds
     ]
-
-
-def first_seeds(runs: Sequence[PlannedRun], count: int | None) -> list[PlannedRun]:
-    """Return the runs with the first `count` seeds of each series and point; all of them if `count` is None.
-
-    >>> runs = over_seeds("GEM", Config(engine="simulate", workers=5), seeds=(3, 1, 2))
-    >>> [run.config.seed for run in first_seeds(runs, 2)]
-    [3, 1]
-    """
-    made: Counter[tuple[str, float]] = Counter()
-    found = []
-    for run in runs:
-        made[run.series, run.point] += 1
-        if count is None or made[run.series, run.point] <= count:
-            found.append(run)
-    return found

@@ -136,11 +136,6 @@ def _found(result: dict[str, Any]) -> list[str]:
     return [found[1][0].upper() + found[1][1:]] if found else []
 
 
-def _runs(cost: dict[str, Any]) -> str:
-    """Return the number of runs; of a result with unfinished runs also of all."""
-    return f"{cost['runs']} of {cost['runs'] + cost['missing']}" if "missing" in cost else str(cost["runs"])
-
-
 def _made(results: Sequence[dict[str, Any]]) -> list[str]:
     """Return a table of settings, costs, machines, commits and dates, with a row per claim."""
     rows = []
@@ -154,7 +149,7 @@ def _made(results: Sequence[dict[str, Any]]) -> list[str]:
         rows.append((
             f"`{path}`",
             f"[setting](../claims/papers/{result['claim']}.py), [numbers]({path}.json)",
-            f"{_runs(cost)}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+            f"{cost['runs']}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
             f"{cost['commits']:,} commits, {cost['run_minutes'] / cost['processes']:.0f} min",
             "; ".join(machines), commits, ", ".join(result["dates"]),
         ))  # fmt: skip

@@ -210,27 +210,6 @@ def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline
     assert "including runs that depend on these" in capsys.readouterr().out
 
 
-def test_an_unfinished_claim_is_judged_on_the_seeds_that_are_complete(claim, inline, tmp_path, monkeypatch):
-    own = dataclasses.replace(claim, then=lambda measured: over_seeds("more", BASE, seeds=(3, 4)))
-    monkeypatch.setattr(configs, "claim", lambda name: own)
-    assert cli.main(command(tmp_path, "--out", str(tmp_path), "--seeds", "1")) == 0
-    assert inline.made == ["plain at 4, seed 0", "plain at 2, seed 0", "more at 2, seed 3"]
-    result = json.loads((tmp_path / "pretended-small.json").read_text())
-    assert [row["seeds"] for row in result["results"]] == [[0], [0], [3]]
-    assert result["cost"]["missing"] == 3  # One of those that follow from the measurements is among them.
-    asked = reproduce.Reproduce(claims=("pretended",), scale="full", work=str(tmp_path / "work"), seeds=1)
-    assert asked.folder == tmp_path / "work" / "seeds"  # Published results of more seeds stay.
-
-
-def test_seeds_that_follow_from_the_measurements_count_with_those_before_them(claim, inline, tmp_path, monkeypatch):
-    own = dataclasses.replace(claim, then=lambda measured: over_seeds("plain", BASE, seeds=(2, 3)))
-    monkeypatch.setattr(configs, "claim", lambda name: own)
-    for count, expected in ((1, [0]), (3, [0, 1, 2])):
-        assert cli.main(command(tmp_path, "--out", str(tmp_path), "--seeds", str(count))) == 0
-        result = json.loads((tmp_path / "pretended-small.json").read_text())
-        assert result["results"][0]["seeds"] == expected
-
-
 def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path, capsys):
     inline.fail["plain at 2, seed 0"] = KeyboardInterrupt()  # The longest runs come first.
     assert cli.main(command(tmp_path)) == 130

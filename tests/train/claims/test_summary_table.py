@@ -55,10 +55,6 @@ def test_an_investigation_has_findings_and_no_verdict():
     assert "| [An author, 2026](#own) | loss | 2 | 1 |\n" in own
 
 
-def test_runs_that_are_not_finished_are_counted():
-    assert "| 4 of 6, seeds 0, 1 |" in results_table.page([RESULT | {"cost": RESULT["cost"] | {"missing": 2}}])
-
-
 def test_claims_without_a_result_are_named(monkeypatch):
     monkeypatch.setattr(configs, "CLAIMS", ("pretended", "waiting"))
     monkeypatch.setattr(configs, "claim", lambda name: types.SimpleNamespace(setting={}))
