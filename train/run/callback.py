@@ -21,8 +21,6 @@ from train.run.tensorboard import Scalars
 
 EVALUATIONS = 20  # Number per run, or a few more, unless the configuration says otherwise.
 SHARE = 0.2  # Largest share of a run's time for evaluations on devices, unless the configuration says otherwise.
-ATTEMPTS = 6  # Number of attempts at writing the last checkpoint, on a terminal.
-ATTEMPT_SECONDS = 30.0  # Time between two attempts.
 
 
 def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = None) -> np.ndarray:
@@ -183,27 +181,13 @@ class RunCallback:
         self.folder.provenance.unevaluated = False
 
     def finish(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Write the last checkpoint; on a terminal, try several times, so that the user can free disk space.
+        """Write the last checkpoint, and return when it is on disk.
 
         Raises:
           CheckpointWriteError: (an OSError) if it cannot be written.
         """
-        for remaining in reversed(range(ATTEMPTS if self.console.is_terminal else 1)):
-            try:
-                self.save(state, trace)
-                self.checkpoints.wait()
-                return
-            except CheckpointWriteError as error:
-                if not remaining or self.interrupt.is_set():
-                    raise
-                say(
-                    self.console,
-                    f"warning: {error}; trying again {remaining} times, every {ATTEMPT_SECONDS:.0f} s, or until Ctrl-C",
-                )
-            again = time.perf_counter() + ATTEMPT_SECONDS
-            # No `interrupt.wait`: a signal during it could deadlock, because its handler needs the same lock.
-            while time.perf_counter() < again and not self.interrupt.is_set():
-                time.sleep(0.1)
+        self.save(state, trace)
+        self.checkpoints.wait()
 
     def save_after_error(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
         """Save what the run reached before an exception, and report it; an error here never masks the exception."""

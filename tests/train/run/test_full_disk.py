@@ -1,8 +1,6 @@
 """A full disk: the run reports it in one line, and continues from the newest checkpoint once there is space."""
 
-import contextlib
 import errno
-import io
 import json
 import os
 import re
@@ -10,11 +8,9 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from orbax.checkpoint import v1 as ocp
-from rich.console import Console
 from shrunk import COMMITS, Dense, flags, no_file_beyond
 
 import gemjax
@@ -22,7 +18,7 @@ from gemjax.checkpoints import CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train import cli
 from train.common.files import append_whole, in_words, write_whole
-from train.run import callback, folder
+from train.run import folder
 from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
@@ -244,26 +240,3 @@ def test_a_run_in_a_process_whose_files_may_not_grow(tmp_path):
     assert (process.returncode, errors) == (0, [])
     assert "test accuracy" in rest
     assert all(name.isdigit() or name == ".lock" for name in os.listdir(tmp_path / "run" / "checkpoints"))
-
-
-@pytest.mark.parametrize(("failures", "stopped"), [(2, False), (9, False), (2, True)])
-def test_the_last_checkpoint_is_tried_again_on_a_terminal(monkeypatch, failures, stopped):
-    """There are at most six attempts; a signal ends the waiting."""
-    attempts = []
-
-    def save(*_):
-        attempts.append(True)
-        if len(attempts) <= failures:
-            raise CheckpointWriteError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(callback, "ATTEMPT_SECONDS", 0.0)
-    one = object.__new__(callback.RunCallback)
-    one.beside = False
-    one.log, one.interrupt = None, SimpleNamespace(is_set=lambda: stopped)
-    one.console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    one.checkpoints, one.folder = SimpleNamespace(wait=lambda: True, latest=None), SimpleNamespace(save_checkpoint=save)
-    trace = gemjax.Trace(worker=[0], num_workers=1)
-    with contextlib.nullcontext() if failures < 6 and not stopped else pytest.raises(CheckpointWriteError):
-        one.finish(None, trace)
-    assert len(attempts) == (1 if stopped else min(failures + 1, 6))
-    assert one.console.file.getvalue().count("no space; trying again") == (0 if stopped else min(failures, 5))
