@@ -94,7 +94,6 @@ WRONG = [
     (["race", "--slow", "nan"], "--slow"),
     (["race", "--methods", "sgd"], "--methods"),
     (["bench", "foo"], "'foo'"),
-    (["bench", "scale", "--measured", "nowhere.json"], "nowhere.json"),
     (["results", "foo"], "foo"),
     (["results", "--results", "nowhere"], "--results nowhere"),
 ]
