@@ -5,7 +5,6 @@ import sys
 from train.common import errors, interrupts
 
 if __name__ == "__main__":
-    interrupts.open_streams()
     interrupts.end_at_once()
     sys.unraisablehook = errors.show_unraisable
     try:

@@ -59,31 +59,6 @@ def test_a_command_goes_on_if_the_disk_of_its_output_is_full():
     assert ended.returncode == 7
 
 
-OPENS = """
-import os, sys
-from train.common.interrupts import open_streams
-open_streams()
-opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
-print("text", flush=True)
-print("text", file=sys.stderr, flush=True)
-os.system("echo text; echo text >&2")
-sys.exit(opened)
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="a POSIX shell closes the streams")
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-def test_output_to_a_closed_stream_does_not_go_into_other_files(closed, tmp_path):
-    command = ["sh", "-c", f'"$0" "$@" {closed}', sys.executable, "-c", OPENS, str(tmp_path / "file")]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120).returncode > 2
-    assert (tmp_path / "file").read_bytes() == b""
-
-
-def test_a_command_with_closed_streams_ends_as_others_do():
-    command = ["sh", "-c", '"$0" -m train --help >&- 2>&- <&-', sys.executable]
-    assert subprocess.run(command, cwd=ROOT, timeout=120).returncode == 0
-
-
 WAITS = """
 import sys
 from train import cli

@@ -21,6 +21,7 @@ from train.common.console import show_table
 PyTree = Any
 GRADIENT = 0.02  # Seconds of the fastest worker's gradient in the measurement of utilisation.
 SLOWDOWNS = (1, 2, 4)
+MATRIX = 1000  # Rows of the square matrices that an evaluation multiplies.
 LEAVES, LEAVES_SIZE = (3, 30, 120), 24_000  # Compared numbers of leaves, and the total number of parameters.
 
 
@@ -208,7 +209,7 @@ def evaluation(console: Console, commits: int = 600, evaluations: int = 20) -> d
     """
     workers, every = 4, commits // evaluations
     loss_fn, params, batches = gemjax.testing.quadratic()
-    matrix = jnp.eye(1000) / 2
+    matrix = jnp.eye(MATRIX) / 2
     work = jax.jit(lambda: jax.lax.fori_loop(0, 40, lambda _, product: product @ matrix, matrix).sum())
     work().block_until_ready()  # Compiles.
     began = time.perf_counter()

@@ -50,18 +50,6 @@ def number_of(stop: KeyboardInterrupt) -> int:
     return getattr(stop, "number", signal.SIGINT)
 
 
-def open_streams() -> None:
-    """Lead standard streams that are closed, as after `>&-`, to /dev/null: their numbers would become those of other files."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
-            os.set_inheritable(number, True)
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 (for the whole process)
-
-
 def end_at_once() -> None:
     """Let the next signal end the process with one line. An ignored signal, such as SIGHUP under `nohup`, stays ignored.
 

@@ -22,6 +22,7 @@ MARK = {"command": "python -m train bench"}
 def test_the_benchmark_measures_both_engines(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_devices, "LEAVES", (3, 6))
     monkeypatch.setattr(bench_devices, "GRADIENT", 0.001)  # Seconds; 600 of them, and of its multiples, are waited for.
+    monkeypatch.setattr(bench_devices, "MATRIX", 10)
     out = tmp_path / "bench.json"
     argv = ["--rounds", "1", "--steps", "3", "--workers", "1", "2", "--methods", "gem", "easgd", "--networks", "mlp"]
     argv += ["--commits", "200", "--parameters", "160000", "--out", str(out)]

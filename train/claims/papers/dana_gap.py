@@ -30,10 +30,9 @@ import math
 
 import numpy as np
 
-from train.claims.claim import Claim, Statement
+from train.claims.claim import Claim, Statement, numbers
 from train.claims.papers import dana_accuracy
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, TINY, TINY_NETWORK
-from train.claims.papers.gem_setting import words
 from train.claims.runs import PlannedRun
 from train.config.config import Config
 
@@ -62,7 +61,7 @@ def judge(measured) -> list[Statement]:
         return [own / its if whole and its > 0 else math.nan for own, its in pairs]
 
     def shown(series: str, other: str, workers: float = AT) -> str:
-        own, over = (words(ratios(series, other, what, workers), ".2g") for what in GAPS)
+        own, over = (numbers(ratios(series, other, what, workers), ".2g") for what in GAPS)
         return f"{own} (normalised {over})"
 
     return [

@@ -39,8 +39,7 @@ import dataclasses
 import math
 from typing import Any
 
-from train.claims.claim import Claim, Statement, ahead
-from train.claims.papers.gem_setting import words
+from train.claims.claim import Claim, Statement, ahead, numbers
 from train.claims.runs import PlannedRun, over_seeds
 from train.config.config import Config
 
@@ -98,14 +97,14 @@ def judge(measured) -> list[Statement]:
     at = {series: (series, _best(measured, series)) for series in SERIES}
     loss = {series: measured.mean("test_loss", *at[series]) for series in SERIES}
     time = {series: measured.mean("time", *at[series]) for series in SERIES}
-    said = lambda *names: "; ".join(f"{name} (rate {at[name][1]:g}) {words([loss[name]], '.4g')}" for name in names)
+    said = lambda *names: "; ".join(f"{name} (rate {at[name][1]:g}) {numbers([loss[name]], '.4g')}" for name in names)
     learns = lambda *names: all(
         measured.mean("train_loss", *at[name]) < measured.chance(*at[name]) and loss[name] < math.inf for name in names
     )
     lead = lambda one, other: {f"on {other}": measured.excess("test_loss", at[other], at[one])}
     equal = [rate for rate in measured.points(DELAYED) if rate > min(measured.points(DELAYED))]
     alike = measured.where(lambda run: run.config.seed in SEEDS)
-    means = lambda series: words([alike.mean("test_loss", series, rate) for rate in equal])
+    means = lambda series: numbers([alike.mean("test_loss", series, rate) for rate in equal])
     near = learns(DYNAMIC, SYNC) and loss[DYNAMIC] <= NEAR * loss[SYNC]
     return [
         Statement(
@@ -117,14 +116,14 @@ def judge(measured) -> list[Statement]:
         Statement(
             "delayed Nesterov ends with a smaller test loss than Nesterov at every commit",
             measured=said(DELAYED, NESTEROV)
-            + (f"; at the rates {words(equal, 'g')}: {means(DELAYED)} against {means(NESTEROV)}" if equal else ""),
+            + (f"; at the rates {numbers(equal, 'g')}: {means(DELAYED)} against {means(NESTEROV)}" if equal else ""),
             paper="smaller",
             **ahead(lead(DELAYED, NESTEROV), sound=learns(DELAYED), form=".2g"),
         ),
         Statement(
             "with dynamic steps its loss is that of the synchronous run, to 1 %, in less than half of the time",
             near and 0 < time[DYNAMIC] < 0.5 * time[SYNC] < math.inf,
-            f"{said(DYNAMIC, SYNC)}; time {words([time[DYNAMIC], time[SYNC]])}",
+            f"{said(DYNAMIC, SYNC)}; time {numbers([time[DYNAMIC], time[SYNC]])}",
             f"perplexity {PUBLISHED[DYNAMIC]} against {PUBLISHED[SYNC]} (C4)",
             f"ratio of the losses {loss[DYNAMIC] / loss[SYNC]:.3f}, of the paper's "
             f"{math.log(PUBLISHED[DYNAMIC]) / math.log(PUBLISHED[SYNC]):.3f}",

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from train.claims.claim import numbers
 from train.config.config import Config, Method
 
 MNIST = Config(dataset="mnist", engine="simulate", epochs=1.0, batch_size=64, learning_rate=0.05)
 DIGITS = Config(dataset="digits", engine="simulate", epochs=5.0, batch_size=32, learning_rate=0.1)
-words = numbers
 CURVES = Path(__file__).with_name("gem_curves.json")
 
 

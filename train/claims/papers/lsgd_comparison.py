@@ -40,9 +40,8 @@ from typing import Any
 
 import numpy as np
 
-from train.claims.claim import Claim, Statement, ahead
+from train.claims.claim import Claim, Statement, ahead, numbers
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, GUESS, POOLED, POOLED_NETWORK, percent
-from train.claims.papers.gem_setting import words
 from train.claims.results import Spread
 from train.claims.runs import PlannedRun, over_seeds
 from train.config.config import Config
@@ -177,7 +176,7 @@ def judge(measured) -> list[Statement]:
                 for network, other in rivals
                 for own, its in zip(times[network, "LSGD"], times[network, other], strict=True)
             ),
-            "; ".join(f"{', '.join(key)} {words(map(np.mean, rows), '.1f')}" for key, rows in times.items()),
+            "; ".join(f"{', '.join(key)} {numbers(map(np.mean, rows), '.1f')}" for key, rows in times.items()),
         ),
         Statement(
             "LSGD leads EASGD and DOWNPOUR with 16 workers, by more than with 4",
