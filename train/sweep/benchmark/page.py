@@ -42,7 +42,7 @@ OVERVIEW = (
 def written(design: Design, content: Mapping[str, Any], command: str) -> str:
     """Return the page in Markdown."""
     found = Findings(content)
-    lines = [TITLE, "", *_progress(design, found), ""]
+    lines = [TITLE, "", *_fastest(design, found), ""]
     every, shares = found.profile([NEAR])
     if shares:
         text = "Share of settings in which a method reaches the target within a factor of the fastest"
@@ -52,7 +52,7 @@ def written(design: Design, content: Mapping[str, Any], command: str) -> str:
         lines += ["", f"![{text}]({design.name}.png)", ""]
     for setting in dict.fromkeys((*(one for one in design.settings if one in found.settings), *found.settings)):
         lines += _table(design, found, setting)
-    return "\n".join([*lines, *_setup(design, content, command)]) + "\n"
+    return "\n".join([*lines, *_setup(design, found, command)]) + "\n"
 
 
 def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -60,15 +60,8 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def _progress(design: Design, found: Findings) -> list[str]:
-    """Return the part of the design that is measured, in words, and the fastest methods as a table."""
-    entries = [entry for entry in design.entries() if design.is_core(entry)]
-    done = sum(entry in found.rows for entry in entries)
-    lines = [f"All {len(design.settings)} settings are measured, with the methods that the table counts."]
-    if done < len(entries):
-        lines = [f"**Measured so far: {done} of {len(entries)} pairs of a method and a setting.**"]
-        if missing := [setting for setting in design.settings if setting not in found.settings]:
-            lines[0] += f" Not begun: {_grouped(missing, len(design.tasks))} workers."
+def _fastest(design: Design, found: Findings) -> list[str]:
+    """Return the table of the fastest methods: settings with as many workers together, then each setting."""
     rows = []
     for _, workers, cluster in dict.fromkeys(("", *setting[1:]) for setting in design.settings):
         if len(alike := found.at(workers, cluster)) > 1:
@@ -79,15 +72,7 @@ def _progress(design: Design, found: Findings) -> list[str]:
         own = [Entry.at(setting, name) for name in design.methods_of(setting[0])]
         have, core = sum(entry in found.rows for entry in own), sum(map(design.is_core, own))
         rows.append([_place(setting), f"{have}" if have >= core else f"{have} of {core}", *_overview(found, [setting])])
-    return [*lines, "", *_lines(OVERVIEW, rows)] if rows else lines
-
-
-def _grouped(settings: list[Setting], tasks: int) -> str:
-    """Return settings by their workers; the tasks are named where only some of them are meant."""
-    groups = {f"{workers} {WORDS[cluster]}": [] for _, workers, cluster in settings}
-    for task, workers, cluster in settings:
-        groups[f"{workers} {WORDS[cluster]}"].append(title(task))
-    return ", ".join(name if len(of) == tasks else f"{name} ({', '.join(of)})" for name, of in groups.items())
+    return _lines(OVERVIEW, rows) if rows else []
 
 
 def _overview(found: Findings, settings: list[Setting]) -> list[str]:
@@ -150,9 +135,10 @@ def _ratio(found: Findings, settings: list[Setting], name: str, reference: str) 
     return f"{least}{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
-def _setup(design: Design, content: Mapping[str, Any], command: str) -> list[str]:
+def _setup(design: Design, found: Findings, command: str) -> list[str]:
     """Return the table of what the numbers were made with; `train/README.md` defines the terms."""
-    cost, (_, workers, cluster) = content["cost"], design.settings[0]
+    content, (_, workers, cluster) = found.content, design.settings[0]
+    cost, core = content["cost"], [entry for entry in design.entries() if design.is_core(entry)]
     rows = [(f"task *{title(name)}*", about) for name, about in design.titles.items()]
     rows += [
         ("gradients per run, of all workers together", f"{design.gradients:,}"),
@@ -167,6 +153,10 @@ def _setup(design: Design, content: Mapping[str, Any], command: str) -> list[str
         rows.append((everywhere, f"at least {len((*FIRST, *FAST))}: the best known, and the fastest there"))
     rows += [
         ("target, of the final accuracy of one worker", f"{content['definition']['kept']:g}"),
+        (
+            "pairs of a method and a setting, measured so far",
+            f"{sum(map(found.rows.__contains__, core))} of {len(core)}",
+        ),
         ("runs so far", f"{cost['runs']:,}"),
         ("process minutes so far", f"{cost['minutes']:,}"),
         ("machines", ", ".join(content["hardware"]) or "none yet"),
