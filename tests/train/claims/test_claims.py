@@ -63,7 +63,6 @@ def test_claims_are_what_they_say(claim):
     assert module.__doc__ is not None
     for part in (
         "Setting (full)" if "Setting:" not in module.__doc__ else "Setting:",
-        "Cost (full)",
         "Expected",
         "Deviations:",
     ):
@@ -78,12 +77,6 @@ def test_claims_are_what_they_say(claim):
             ("Setting (cpu)" in module.__doc__ or "Setting:" in module.__doc__) and claim.setting["cpu"]
         )
     assert all(run.config.dataset == "digits" for run in claim.runs["small"])  # Which no file is needed for.
-
-
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
-def test_the_commits_in_a_claims_docstring_are_those_it_makes(claim):
-    total = sum(costs.commits(run) for run in claim.runs["full"])
-    assert f"{total:,} commits" in configs.module(claim.name).__doc__
 
 
 @pytest.mark.slow

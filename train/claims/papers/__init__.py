@@ -1,6 +1,6 @@
 """Published claims, one per file.
 
-The module's docstring states setting, cost and findings; its `CLAIM` is a published claim that runs in the simulator
+The module's docstring states setting and findings; its `CLAIM` is a published claim that runs in the simulator
 check (`python -m train reproduce NAME`). Modules without `CLAIM` hold the settings that claims share.
 """
 

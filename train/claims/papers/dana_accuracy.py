@@ -12,7 +12,6 @@ network of three convolutions with batch normalisation on CIFAR-10 (JPEG q75) av
 4, 8, 16 and 32 workers, three seeds. Without YellowFin, with DANA-Zero.
 Setting (small): digits, 10 epochs, η = 0.01, 4 to 32 workers, one seed.
 
-Cost (full): 285 runs, 17,784,000 commits; about three months on two cores.
 Expected: one worker 91.63 %; DANA-DC loses 0.1 / 0.4 / 0.9 / 8.6 points with 4 / 8 / 16 / 32 workers; others fail.
 Found (cpu): DANA-DC keeps one worker's 60.1 % up to 16 workers (60.6 / 60.3 / 60.6 %) and 55.1 % with 32, the paper's shares to
 2 %. DANA-Slim does so up to 16 (60.3 %) and is at chance with 32, as DANA-Zero is with two of three seeds. NAG-ASGD fails from

@@ -11,7 +11,6 @@ the ratios of the gaps are those of the normalised gap, the gap over the RMS of 
 smaller gradients and hence a smaller gap. Small: digits, 8 workers. In the reduced setting (cpu) NAG-ASGD fails with 8 workers,
 so its gap is judged with 4, where it learns.
 
-Cost (full): 30 runs, 1,872,000 commits, of which five runs are not in `dana_accuracy` (312,000 commits).
 Expected: NAG-ASGD about ten times ASGD; DANA-Zero within a factor of two of it.
 Found (cpu): DANA-Zero's gap is 0.7 times ASGD's with every seed, although it has momentum, and LWP's is 2.7 times DANA-Zero's.
 With 4 workers, where NAG-ASGD learns as well as ASGD, its gap is 1.4 times ASGD's: in units of the RMS of the gradient it is 3

@@ -11,7 +11,6 @@ seeds. A constant λ is also chosen for each number of workers, among 4, 40 and 
 is also 6.
 Setting (small): digits, 10 epochs, one seed; directions only.
 
-Cost (full): 21 runs, 1,310,400 commits; about a week on two cores.
 Expected: test errors of 8.65 % (one worker), 9.27 / 10.26 % (asynchronous SGD with 4 / 8 workers), 8.67 / 9.27 % (constant λ)
 and 8.19 / 8.57 % (adaptive λ).
 Found (cpu): asynchrony costs more than in the paper: 1.7 points with 4 workers and 4.9 with 8, beyond the scatter over ten

@@ -9,7 +9,6 @@ a tenth of the rate from epoch 90 of the 100 epochs of all workers together; one
 Setting (small): digits with 16 workers, two epochs per worker: as published, κ = 2, and a tenth of the rate from epoch 28 of
 32.
 
-Cost (full): 4 runs, 374,800 commits, a quarter of them shared with figure 2.
 Expected: the lower rate gains most.
 Found: none of them is the reason. The two evaluations at the lower rate have 99.26 and 99.30 % (the mean of the last five
 includes three before it), where a steady rate ends between 99.17 and 99.25; with steady rates figure 2's other readings have

@@ -9,7 +9,6 @@ Setting (full): figure 1's with adaptive staleness at η = 0.05 (shared with it)
 (`gemjax.staleness_aware`), with 5, 10 and 30 workers, one seed.
 Setting (small): digits with 4 and 16 workers at η = 0.1, 0.02, and 0.02 divided by τ, one seed.
 
-Cost (full): 12 runs, 168,660 commits, a quarter of them shared with figure 1.
 Expected: the default rate of the authors' program, η = 0.01.
 Found: the published curves fall below 1 after 322 / 390 / 482 commits per worker at 5 / 10 / 30 workers, ours after 115 at
 η = 0.05, 200 at 0.025 and 450 at 0.01. So the published runs had effective rates of 0.014 / 0.012 / 0.010. That is near 0.01,

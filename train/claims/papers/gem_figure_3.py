@@ -8,7 +8,6 @@ decides π, and the paper does not state it: 0.4 is fitted, one number for four 
 run, for one commit per worker. The number is the mean over the moments from commit 120 to commit 400 per worker.
 Setting (small): digits with 2, 8 and 16 workers, five epochs per worker, one seed.
 
-Cost (full): 24 runs, 164,454 commits.
 Expected: 0.97 / 0.50 / 0.20 / 0.075 at CV 0.4, one seed of a separate program; less at CV 0.1.
 Found: π falls with the number of workers at both. At CV 0.4 it is 0.94 / 0.43 / 0.19 / 0.10, the paper's 0.83 / 0.43 / 0.15 /
 0.05; with 30 workers the difference is more than chance. At CV 0.1 it is 0.56 / 0.06 / 0.001 / 0, as with 20 workers or more

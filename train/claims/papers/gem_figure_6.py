@@ -6,7 +6,6 @@ plain asynchronous SGD, does not.
 Setting (full): figure 1's at η = 0.1, with 5, 10 and 20 workers; the proxy is sequential momentum SGD at that rate.
 Setting (small): digits at η = 0.05 with 4, 16 and 32 workers, one seed.
 
-Cost (full): 21 runs, 199,581 commits.
 Expected: GEM and the proxy as published; DOWNPOUR 0.14, 0.10, and 2.3 (chance) with 20.
 Found: GEM ends at 0.077 / 0.056 / 0.041, the paper's 0.066 / 0.058 / 0.035, and far below the sequential proxy in both (0.82,
 the paper's 0.57), whose effective rate of η / (1 - μ) = 1 is too large. DOWNPOUR fails earlier in the paper: it ends at 0.87

@@ -12,7 +12,6 @@ augmentation, 21 epochs per worker: 512 exchanges per worker. Each method's rate
 workers by runs of a quarter of the length with a seed of their own; five seeds are reported.
 Setting (small): digits, 4 and 16 workers, 5 epochs per worker, every 8 local steps.
 
-Cost (full): 42 runs, 6,578,328 commits, 18.6 million gradients; about ten weeks on two cores.
 Expected: LSGD ahead of DOWNPOUR and SGD; EASGD beside it.
 Found (cpu): at the end LSGD is ahead of DOWNPOUR, whose training loss falls much lower, by 2.1 ± 1.1 points with 4 workers and
 2.8 ± 1.2 with 16, and of one worker's SGD by 2.8 ± 1.8 and 3.2 ± 1.2. It is 0.8 points behind EASGD with either, in every seed;
