@@ -91,6 +91,8 @@ class RunCallback:
         self._saved, self._saved_at = done, time.perf_counter()
         # With a divided central variable, when the actors have made the first state, which no process has whole.
         self.first_is_due = config.central_hosts > 0 and done == 0
+        if not self.first_is_due:
+            interrupt.go_on = folder.go_on
         self._after_error = False
 
     def __call__(self, progress: gemjax.Progress) -> bool:
@@ -188,6 +190,7 @@ class RunCallback:
         """
         self.save(state, trace)
         self.checkpoints.wait()
+        self.interrupt.go_on = self.folder.go_on
 
     def save_after_error(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
         """Save what the run reached before an exception, and report it; an error here never masks the exception."""

@@ -28,7 +28,7 @@ from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records.log import RunLog
 from train.task.cluster import policy, ray_cluster, traces
-from train.task.memory import check_memory, in_words, may_be_large, say_batch_size
+from train.task.memory import announce, check_memory, may_be_large
 from train.task.task import Task, arguments, initial_state, make_task, parameter_shapes, state_shapes
 
 # Longest intervals between two calls of the callback.
@@ -95,11 +95,10 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
                 config, prepared.task, folder, checkpoints, log, interrupt, console, prepared.trace, len(recorded)
             )
             if restored is not None:
-                interrupt.go_on = folder.go_on
                 callback.make_up(restored, recorded)
-            elif not config.central_hosts:  # With a divided central variable it is written during the run.
-                interrupt.go_on = folder.go_on
-                # Now, so that a run that is killed before the next checkpoint can be resumed.
+            elif (
+                not callback.first_is_due
+            ):  # Now, so that a run that is killed before the next checkpoint can be resumed.
                 callback.save_first(initial_state(config, prepared.task, _place(config)), recorded)
             initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
@@ -113,7 +112,6 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
                     callback.save_after_error(result_of(error) or result)
                     raise
             callback.finish(result.state, result.trace)
-            interrupt.go_on = folder.go_on  # Every run has a checkpoint now.
         return _conclude(config, folder, result, callback, found, seconds, console)
 
 
@@ -138,8 +136,7 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
     folder.check_writable(config, anew=logged is None)
     check_memory(config, task.params, total)
     trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)
-    say(console, f"{in_words(config, task.params, total)}; run folder {folder.path}")
-    say_batch_size(config, task, console)
+    announce(config, task.params, task, console, f"; run folder {folder.path}")
     return Prepared(task, logged, placement, scheduled, trace, longer)
 
 

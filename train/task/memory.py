@@ -34,17 +34,15 @@ def dry_run(config: Config, console: Console) -> None:
     data = "not known before they are prepared"
     if task is not None:
         data = readable(sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data)))
-    commits = None if task is None else task.num_commits
+    commits = 0 if task is None else task.num_commits
     kept = _memory(config, params)
-    say(console, in_words(config, params, commits))
-    if task is not None:
-        say_batch_size(config, task, console)
+    announce(config, params, task, console)
     parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
     more = "gradients and activations" if config.engine == "simulate" else "activations"
     say(console, f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; {more} come on top")
     if lacking:
         say(console, f"but {in_flags(lacking)}")
-    check_memory(config, params, commits or 0)
+    check_memory(config, params, commits)
 
 
 def may_be_large(options: Common) -> bool:
@@ -101,17 +99,22 @@ def _memory(config: Config, params: PyTree) -> dict[str, int]:
     return kept
 
 
-def say_batch_size(config: Config, task: Task, console: Console) -> None:
-    """Say how many rows a batch has, if they are fewer than the configuration asks for."""
-    if (rows := task.batches.batch_size) < config.batch_size:
-        say(console, f"--batch-size {config.batch_size} is larger than the data: a batch has {rows} rows")
+def announce(config: Config, params: PyTree, task: Task | None, console: Console, place: str = "") -> None:
+    """Print a line on a run, and one on its batches if the data have fewer rows than the configuration asks for.
 
-
-def in_words(config: Config, params: PyTree, commits: int | None) -> str:
-    """Return a description of the run in one line."""
+    Args:
+      config: the run.
+      params: its parameters or their shapes.
+      task: its task, if that is known.
+      console: where.
+      place: end of the line on the run.
+    """
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return (
-        f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, "
-        + ("" if commits is None else f"{commits:,} commits, ")
-        + f"engine {config.engine} ({jax.default_backend()})"
+    commits = "" if task is None else f"{task.num_commits:,} commits, "
+    say(
+        console,
+        f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, {commits}engine "
+        f"{config.engine} ({jax.default_backend()}){place}",
     )
+    if task is not None and (rows := task.batches.batch_size) < config.batch_size:
+        say(console, f"--batch-size {config.batch_size} is larger than the data: a batch has {rows} rows")
