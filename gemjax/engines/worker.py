@@ -190,7 +190,7 @@ def _finite_by_product(array: jax.Array) -> jax.Array:
 def stays_sound(before: PyTree, after: PyTree, params: PyTree, joined_bytes: int = 0) -> jax.Array:
     """Return a bool scalar: True if no commit from ``before`` to ``after`` has ruined an array.
 
-    An array is ruined if a number in it became NaN or infinite. In a tree like ``params`` (momenta, buffers, views) it is also
+    An array is ruined if a number in it became NaN or infinite. In a tree like ``params`` (momenta, buffers) it is also
     ruined if the sum of squares of its numbers is not finite, in float32 at least: every RMS and every norm would be infinite.
     Numbers that the commit left as they were do not count: an infinity with which some optimizers begin may stay. Arrays up to
     ``joined_bytes`` are checked together, with the same answer.
@@ -203,7 +203,7 @@ def stays_sound(before: PyTree, after: PyTree, params: PyTree, joined_bytes: int
     def flat(tree):
         return jax.tree.leaves(tree, is_leaf=lambda node: slots.is_rows(node) or is_like(node))
 
-    found: dict[int, tuple] = {}  # By the new array: what the view and the state share is checked once.
+    found: dict[int, tuple] = {}  # By the new array: what occurs twice is checked once.
     for old, new in zip(flat(before), flat(after), strict=True):
         old, new = new.change() if slots.is_rows(new) else (old, new)
         for pair in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):

@@ -8,7 +8,6 @@ a pull. Both are pure functions of arrays. Threads, devices and clocks belong to
 
 import contextlib
 import contextvars
-import functools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -180,13 +179,14 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
 
 
 def pull_with_anchors(
-    state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = None, *, has_begun: bool = False
+    state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = None
 ) -> tuple[PyTree, PyTree, tuple[PyTree, ...]]:
-    """Do what :func:`pull` does, and also return the points for local steps that the method sends along with the view.
-
-    With ``has_begun`` the worker has committed, or the state is that of :func:`begun`.
-    """
+    """Do what :func:`pull` does, and also return the points for local steps that the method sends along with the view."""
     view, anchors = params, ()
+
+    def begin(mine):
+        inner_state = map_nodes(begin, is_wrapper, mine.inner_state)
+        return mine._replace(inner_state=mine.copies.renewed(inner_state, params, mine.own_commits.value == 0))
 
     def arrive(mine):
         moved = mine.pulled_at.value != mine.clock
@@ -212,20 +212,9 @@ def pull_with_anchors(
                 "put the whole chain inside of one, gemjax.asynchronous(optax.chain(…), num_workers=N)"
             )
     # No wrapper records the view before all nodes were called.
-    begin = (lambda mine: mine) if has_begun else functools.partial(begun, params=params)
     arrived = map_nodes(lambda node: arrive(begin(_checked_out(node, worker)[0])), is_wrapper, state)
     put = lambda node, mine: slots.put(node, record(mine), 0 if worker is None else worker)
     return view, map_nodes(put, is_wrapper, state, arrived), anchors
-
-
-def begun(state: PyTree, params: PyTree) -> PyTree:
-    """Return ``state``, in which the checked-out worker begins at ``params`` if it has never committed."""
-
-    def begin(mine):
-        inner_state = map_nodes(begin, is_wrapper, mine.inner_state)
-        return mine._replace(inner_state=mine.copies.renewed(inner_state, params, mine.own_commits.value == 0))
-
-    return map_nodes(begin, is_wrapper, state)
 
 
 def needs_local_steps(state: PyTree) -> bool:

@@ -185,11 +185,19 @@ def ahead(distance):
     return lambda n: gemjax.asynchronous(optax.chain(member, optax.scale(-0.1)), n)
 
 
-def test_a_commit_whose_next_view_overflows_is_rejected():
-    """The parameters and the velocity after it have finite norms."""
-    assert int(spiked_run(ahead(0.0), 1e12)[1].state.rejected) == 0
-    with pytest.warns(gemjax.RunWarning, match=r"\d+ of the last 24 commits were rejected"):
-        assert int(spiked_run(ahead(1e9), 1e12)[1].state.rejected) >= 1
+@pytest.mark.filterwarnings("ignore:the run has diverged")
+def test_a_gradient_at_a_view_that_overflows_is_rejected():
+    """The commit before it is applied, because the parameters and the velocity after it have finite norms."""
+    trace, result = spiked_run(ahead(4.0), 3e18)
+    (row,) = np.flatnonzero(~result.history["applied"])
+    assert trace.worker[row] == trace.worker[BAD_ROW]
+    assert trace.pulled_at[row] == BAD_ROW + 1
+
+
+def test_a_run_whose_views_all_overflow_fails_with_finite_parameters():
+    with pytest.raises(gemjax.RunFailedError, match=r"the last 56 commits were all rejected .*loss inf") as failure:
+        run(ahead(1e38), spiked((-1, 0), 0.0), gemjax.arrivals.RoundRobin(4).trace(60))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(failure.value.result.params))
 
 
 @pytest.mark.slow

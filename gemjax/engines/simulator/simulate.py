@@ -149,8 +149,8 @@ def simulate(
         another run.
       MemoryError: if the run would keep more than the device holds.
       RunFailedError: if commits are rejected and none is applied. A commit is rejected if its loss or gradient is not finite,
-        or if it would make a number of the parameters, the view or the state infinite or NaN, or the norm of the parameters (or
-        of a momentum, buffer or view) too large for its type: 1.8e19 in float32. Everything is then as before, except for the
+        or if it would make a number of the parameters or the state infinite or NaN, or the norm of the parameters (or of a
+        momentum or buffer) too large for its type: 1.8e19 in float32. Everything is then as before, except for the
         step, which is used up. Every exception during the run has an attribute ``result``, to be saved or continued, unless
         the state can no longer be read. What a handler of a signal raises, as Ctrl-C does, is raised after the chunk in
         progress and its evaluation, and so has it; a second exception is raised at once.
