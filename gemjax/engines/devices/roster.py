@@ -1,6 +1,7 @@
 """The state machine of an asynchronous run with real workers, from events to instructions."""
 
 import collections
+import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -51,6 +52,14 @@ class Record(NamedTuple):
     error: BaseException | None = None
 
 
+class Computing(NamedTuple):
+    """A gradient that has been dispatched and has not arrived."""
+
+    number: int
+    deadline: float
+    called_back: bool = False
+
+
 class Roster:
     """Worker states, and the decisions of a run: which worker computes, commits, pulls, is retired, leaves or returns.
 
@@ -62,7 +71,8 @@ class Roster:
     A worker is in one place at a time: ``in_flight`` (computing), ``ready`` (its gradient waits to be committed),
     ``pulling`` (it needs a fresh view), ``waiting`` (to be dispatched), ``returning`` (it has joined, but still computes an
     earlier gradient), or outside: ``absent``, ``lost`` (its process or host, or there is none yet), ``silent`` beyond its
-    deadline, or ``retired``. Places are in order of entry: first finished, first committed, first dispatched.
+    deadline, or ``retired``. A place maps its workers to what is known of them there, in order of entry: first finished, first
+    committed, first dispatched.
 
     The only clock is that of the central variable. A commit whose report has not been read counts as applied until
     :meth:`refused` takes it back, so that no staleness is underestimated. Before a gradient is given up for its staleness, all
@@ -95,26 +105,30 @@ class Roster:
         self.clock, self.pulled_at = commits, [commits - since for since in behind]
         self.watchdog = Watchdog(policy.deadline, now)
         self.closed = False  # True once no worker can join any more.
-        self.in_flight: dict[int, float] = {}  # With the deadline.
+        self.in_flight: dict[int, Computing] = {}
         self.ready: dict[int, Any] = {}  # With the gradient.
         self.pulling: dict[int, None] = {}
         self.waiting: dict[int, None] = {}
-        self.returning: dict[int, float] = {}  # With the deadline.
-        self.absent: dict[int, None] = dict.fromkeys(absent)
+        self.returning: dict[int, Computing] = {}
+        self.absent: dict[int, Computing | None] = dict.fromkeys(absent)
         self.lost: dict[int, None] = {worker: None for worker in lost if worker not in self.absent}
-        self.silent: dict[int, None] = {}
-        self.retired: dict[int, None] = {}
+        self.silent: dict[int, Computing | None] = {}
+        self.retired: dict[int, BaseException | None] = {}  # With the error of one that has made all its commits.
         self.draws = Draws(range(len(self.steps))) if draws is None else draws
         for worker in (*self.absent, *self.lost):
             self.draws.give_back(worker)
+        for worker in sorted(
+            set(range(len(self.steps))) - {*self.absent, *self.lost}, key=lambda worker: -behind[worker]
+        ):
+            self.waiting[worker] = None
         self._active = (self.in_flight, self.ready, self.pulling, self.waiting, self.returning)
+        places = (*self._active, self.absent, self.lost, self.silent, self.retired)
+        # The place of each worker; ``_put`` alone moves it.
+        self._place: dict[int, dict[int, Any]] = {worker: place for place in places for worker in place}
         self._prepared: set[int] = set()  # Workers whose batch is available.
-        self._reading: dict[int, float] = {}  # Workers whose batch is being read, with the deadline;
-        self.overdue_reads: set[int] = set()  # and silent ones, whose batch was not read until then.
+        self.reading: dict[int, float] = {}  # Workers whose batch is being read, with the deadline; INFINITY if silent.
         self.interruptions = [0] * len(self.steps)  # Since the worker's last commit.
-        self._called_back: dict[int, int] = {}  # The number of the last dispatch that was interrupted.
         self._confirmed = True  # False if a commit counts whose report has not been read.
-        self._computing: dict[int, int] = {}  # Numbers of dispatches that have not arrived, also of workers outside.
         self._dispatches = 0
         self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients in flight per device.
         self._faults = [0] * len(self.steps)  # In a row,
@@ -123,25 +137,23 @@ class Roster:
         self._records: collections.deque[Record] = collections.deque()
         # The worker that was given up last, and why.
         self._last_loss: tuple[int | None, str, BaseException | None] = (None, "", None)
-        self._ended: dict[int, BaseException] = {}  # Retired, because they have made all their commits.
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
         self._arrived_at, self._in_time_at, self._warned = now, now, False
-        for worker in sorted(
-            set(range(len(self.steps))) - {*self.absent, *self.lost}, key=lambda worker: -behind[worker]
-        ):
-            self.waiting[worker] = None
 
     def instruct(self, now: float) -> Dispatch | Commit | Pull | Interrupt | Confirm | Record | None:
         """Return the next instruction, or ``None`` if an event has to come first."""
-        if not self._confirmed and any(map(self._is_to_interrupt, (*self.ready, *self.in_flight))):
+        ready, computing = self._too_old() if self.policy.interrupt is not None else ([], [])
+        if (ready or computing) and not self._confirmed:
             return Confirm()
-        interrupt = self._interrupt()
+        for worker in ready:
+            self._drop(worker)
         if self._records:
             return self._records.popleft()
-        if interrupt is not None:
-            self._called_back[interrupt] = self._computing[interrupt]
-            return Interrupt(interrupt)
+        if computing:
+            worker = computing[0]
+            self.in_flight[worker] = self.in_flight[worker]._replace(called_back=True)
+            return Interrupt(worker)
         if (worker := self._next_to_commit(now)) is not None:
             return Commit(worker, self.ready[worker])
         for worker in list(self.pulling):
@@ -156,9 +168,8 @@ class Roster:
         if self._is_outdated(worker):
             return Pull(worker)
         self._dispatches += 1
-        self._computing[worker] = self._dispatches
         self._prepared.discard(worker)
-        self._put(worker, self.in_flight, self.watchdog.deadline())
+        self._put(worker, self.in_flight, Computing(self._dispatches, self.watchdog.deadline()))
         return Dispatch(worker, self.steps[worker], self._dispatches)
 
     @property
@@ -184,8 +195,8 @@ class Roster:
         self._in_time_at = min(now, self._in_time_at + self.watchdog.skipped)
         if not may_retire or self._first_deadline() > self.watchdog.now:
             return []
-        awaited = self.in_flight | self.returning | self._reading
-        return [worker for worker, expires in awaited.items() if expires <= self.watchdog.now]
+        deadlines = {worker: gradient.deadline for worker, gradient in (self.in_flight | self.returning).items()}
+        return [worker for worker, expires in (deadlines | self.reading).items() if expires <= self.watchdog.now]
 
     def describe_stall(self, now: float) -> str | None:
         """Describe what the run waits for, once per stall, if no worker has arrived for ``PATIENCE`` seconds."""
@@ -208,7 +219,7 @@ class Roster:
             words.append(f"the last that was given up is {last}")
         if not any(self._active):
             words.append("the run continues when a worker joins (Members.join) and fails if none can (Members.close)")
-        elif (self.in_flight or self.returning or self._reading) and self.policy.deadline is None:
+        elif (self.in_flight or self.returning or self.reading) and self.policy.deadline is None:
             words.append("a deadline in the policy would retire a silent worker")
         finished = "finished" if self.policy.deadline is None else "finished in time"
         return f"no worker has {finished} for {self.PATIENCE:g} s; workers {'; '.join(words)}"
@@ -218,13 +229,13 @@ class Roster:
         if any(self._active) or self._may_return:
             return None
         worker, last, error = self._last_loss
-        ended = [worker for worker in self._ended if worker in self.retired]
+        ended = {worker: end for worker, end in self.retired.items() if end is not None}
         if ended and len(ended) == len(self.retired) + len(self.silent):
-            error = self._ended[ended[-1]]
+            error = list(ended.values())[-1]
             return self._failed(f"every worker has made its commits: {error}"), error
         words = f"all {len(self.steps)} workers were given up"
         if ended:
-            words = f"workers {numbers(sorted(ended))} have made all their commits, and the others were given up"
+            words = f"workers {numbers(ended)} have made all their commits, and the others were given up"
         return self._failed("" if worker is None else f"{words}; the last was {last}"), error
 
     def lateness(self, now: float) -> str | None:
@@ -258,18 +269,18 @@ class Roster:
 
     def arrived(self, worker: int, number: int, at: float, gradient: Any, error: BaseException | None = None) -> None:
         """Accept a gradient or its error, once per dispatch and only if its worker still takes part."""
-        repeated = self._computing.get(worker) != number
-        if not repeated:
-            del self._computing[worker]
-        if repeated or worker not in self.in_flight:
+        awaited = self._in_progress(worker, number)
+        if awaited is None or worker not in self.in_flight:
             self._record("late", worker)
-            if not repeated and (worker in self.silent or worker in self.returning):
+            if awaited is not None and worker in self.absent:
+                self.absent[worker] = None
+            elif awaited is not None:
                 self._enter(worker)
             return
         self._arrived_at, self._warned = max(self._arrived_at, at), False
         if error is not None:
             self.fault(worker, error)
-        elif self._called_back.get(worker) == number:
+        elif awaited.called_back:
             self._drop(worker)
         else:
             self._put(worker, self.ready, gradient)
@@ -302,24 +313,18 @@ class Roster:
     def prepared(self, worker: int) -> None:
         """Note that the next batch of a worker is available."""
         self._prepared.add(worker)
-        self._reading.pop(worker, None)
+        self.reading.pop(worker, None)
 
-    def reading(self, worker: int) -> None:
+    def reads(self, worker: int) -> None:
         """Note that the next batch of a worker is still being read."""
-        self._reading.setdefault(worker, self.watchdog.deadline())
-
-    def is_reading(self, worker: int) -> bool:
-        """Return True if a worker waits for its batch."""
-        return worker in self._reading
+        self.reading.setdefault(worker, self.watchdog.deadline())
 
     def fault(self, worker: int, error: BaseException) -> None:
         """Let a worker that raised pull and repeat its step, or retire it after its retries."""
-        self._computing.pop(worker, None)
         self._faults[worker] += 1
         self._record("fault", worker, error)
         if self._faults[worker] > self.policy.retries:
-            self._give_up(worker, self.retired, f"worker {worker} at its step {self.steps[worker]}: {error!r}", error)
-            self._record("retire", worker, error)
+            self._retire(worker, f"worker {worker} at its step {self.steps[worker]}: {error!r}", error)
         else:
             self.pulled_at[worker] = -1  # It has no view until it pulls.
             self._put(worker, self.pulling)
@@ -327,71 +332,58 @@ class Roster:
     def disappeared(self, worker: int, number: int, at: float, error: BaseException) -> None:
         """Give up a gradient whose worker is lost, which is no fault, until :meth:`returned` reports that it answers again."""
         self._arrived_at = max(self._arrived_at, at)
-        if self._computing.get(worker) == number:
-            del self._computing[worker]
-        if not any(worker in place for place in self._active):
+        if not self._is_active(worker):
+            if self._in_progress(worker, number) is not None:
+                self._place[worker][worker] = None
             return
         self._losses[worker] += 1
         if self._losses[worker] > self.LOSSES:
             step = self.steps[worker]
-            self._give_up(
-                worker,
-                self.retired,
-                f"worker {worker}, lost {self._losses[worker]} times at step {step}: {error!r}",
-                error,
-            )
-            self._record("retire", worker, error)
+            self._retire(worker, f"worker {worker}, lost {self._losses[worker]} times at step {step}: {error!r}", error)
         else:
             self._put_outside(worker, self.lost)
             self._record("leave", worker, error)
 
     def returned(self, worker: int) -> None:
         """Let a worker that was lost take part again, unless it has left; one that was silent counts a fault."""
-        self.overdue_reads.discard(worker)
-        if worker in self.silent:
-            self._faults[worker] += 1
-            if self._faults[worker] > self.policy.retries:
-                self.draws.give_back(worker, failed=True)
-                return
-            faults = self._faults[worker]
+        if worker in self.lost:
             self._enter(worker)
-            self._faults[worker] = faults
-        elif worker in self.lost:
-            self._enter(worker)
+        elif worker in self.silent and self._faults[worker] < self.policy.retries:
+            self._enter(worker, self._faults[worker] + 1)
+        elif worker in self.silent:
+            self.reading.pop(worker, None)
+            self.draws.give_back(worker, failed=True)
 
     def ended(self, worker: int, error: BaseException) -> None:
         """Retire a worker that cannot be dispatched because it has no more periods of local steps."""
-        del self._computing[worker]
-        self._put_outside(worker, self.retired)
-        self._ended.pop(worker, None)
-        self._ended[worker] = error  # The last one.
+        self._put_outside(worker, self.retired, error)
         self._record("end", worker)
 
     def fell_silent(self, worker: int) -> None:
         """Give up a worker that still computes, or waits for its batch, after its deadline."""
         self._silences[worker] += 1
-        if worker in self.in_flight or worker in self._reading:
+        if worker in self.in_flight or worker in self.reading:
             self._record("hang", worker)
         silence = f"silent for more than {self.policy.deadline} s at its step {self.steps[worker]}"
-        if worker in self._reading:
+        if worker in self.reading:
             silence += ", the batch of which is still being read"
-            self.overdue_reads.add(worker)  # It keeps its draw.
-        self._give_up(worker, self.silent, f"worker {worker}, {silence}")
+            self.reading[worker] = INFINITY
+        self._put_outside(worker, self.silent, self._in_progress(worker))
+        self._last_loss = worker, f"worker {worker}, {silence}", None
 
     def join(self, worker: int) -> None:
         """Let a worker take part, at once or when it has finished computing, so that nothing piles up on its device."""
-        if any(worker in place for place in self._active):
+        if self._is_active(worker):
             return
-        if worker in self._computing:
-            self._put(worker, self.returning, self.watchdog.deadline())
+        if (awaited := self._in_progress(worker)) is not None:
+            self._put(worker, self.returning, awaited._replace(deadline=self.watchdog.deadline()))
         else:
             self._enter(worker)
 
     def leave(self, worker: int) -> None:
         """Let a worker leave; its gradient is discarded."""
         if worker not in self.absent:
-            self.overdue_reads.discard(worker)
-            self._put_outside(worker, self.absent)
+            self._put_outside(worker, self.absent, self._in_progress(worker))
             self._record("leave", worker)
 
     def paused(self, seconds: float, now: float) -> None:
@@ -414,18 +406,10 @@ class Roster:
             self._releasing = now >= self._quorum_at or not (self.in_flight or self.pulling or self.waiting)
         return next(iter(self.ready)) if self._releasing else None
 
-    def _interrupt(self) -> int | None:
-        """Drop gradients that have become too old; return a worker that computes such a one and is to be called back."""
-        if self.policy.interrupt is None:
-            return None
-        for worker in [worker for worker in self.ready if self._is_too_old(worker)]:
-            self._drop(worker)
-        return next(filter(self._is_to_interrupt, self.in_flight), None)
-
-    def _is_to_interrupt(self, worker: int) -> bool:
-        if not self._is_too_old(worker):
-            return False
-        return worker in self.ready or self._called_back.get(worker) != self._computing[worker]
+    def _too_old(self) -> tuple[list[int], list[int]]:
+        """Return the workers whose gradient has become too old: those that are ready, and those that are to be called back."""
+        computing = (worker for worker, gradient in self.in_flight.items() if not gradient.called_back)
+        return list(filter(self._is_too_old, self.ready)), list(filter(self._is_too_old, computing))
 
     def _is_too_old(self, worker: int) -> bool:
         return self.policy.interrupts(self.clock - self.pulled_at[worker])
@@ -450,36 +434,44 @@ class Roster:
         return (self.pulled_at[other] for place in (self.in_flight, self.ready) for other in place if other != worker)
 
     def _first_deadline(self) -> float:
-        others = (*self.returning.values(), *self._reading.values())
-        return min(next(iter(self.in_flight.values()), INFINITY), *others, INFINITY)
+        computing = (*itertools.islice(self.in_flight.values(), 1), *self.returning.values())
+        return min((*(gradient.deadline for gradient in computing), *self.reading.values()), default=INFINITY)
 
-    def _enter(self, worker: int) -> None:
-        self._faults[worker], self.pulled_at[worker] = 0, -1
+    def _is_active(self, worker: int) -> bool:
+        return any(worker in place for place in self._active)
+
+    def _in_progress(self, worker: int, number: int | None = None) -> Computing | None:
+        """Return the gradient that a worker computes, also if it is outside; with ``number`` only that of this dispatch."""
+        known = self._place[worker][worker]
+        return known if isinstance(known, Computing) and number in (None, known.number) else None
+
+    def _enter(self, worker: int, faults: int = 0) -> None:
+        self._faults[worker], self.pulled_at[worker] = faults, -1
+        self.reading.pop(worker, None)
         self._put(worker, self.pulling)
         self._record("join", worker)
 
-    def _give_up(self, worker: int, place: dict[int, None], last: str, error: BaseException | None = None) -> None:
-        self._put_outside(worker, place)
-        self._ended.pop(worker, None)
+    def _retire(self, worker: int, last: str, error: BaseException) -> None:
+        self._put_outside(worker, self.retired)
         self._last_loss = worker, last, error
+        self._record("retire", worker, error)
 
-    def _put_outside(self, worker: int, place: dict[int, None]) -> None:
-        """Put a worker outside; its draw goes to the next dispatch of another one."""
-        self._put(worker, place)
-        if worker not in self.overdue_reads:
+    def _put_outside(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
+        """Put a worker outside; its draw goes to the next dispatch of another one, unless it is still being read."""
+        self._put(worker, place, value)
+        if worker not in self.reading:
             self.draws.give_back(worker, failed=place is not self.absent)
             self._prepared.discard(worker)
 
     def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
         if worker in self.in_flight:
             self._load[self.devices[worker]] -= 1
-        for other in (*self._active, self.absent, self.lost, self.silent, self.retired):
-            other.pop(worker, None)
-        if place is not self.waiting and place is not self.pulling:
-            self._reading.pop(worker, None)
-        place[worker] = value
+        del self._place[worker][worker]
+        self._place[worker], place[worker] = place, value
         if place is self.in_flight:
             self._load[self.devices[worker]] += 1
+        if place is not self.waiting and place is not self.pulling and place is not self.silent:
+            self.reading.pop(worker, None)
 
     def _record(self, event: str, worker: int, error: BaseException | None = None) -> None:
         self._records.append(Record(event, worker, self.steps[worker], error))

@@ -114,7 +114,7 @@ class Scheduler:
         self.roster.closed = self.members.closed
         for worker in self.programs.returned():
             self.roster.returned(worker)
-        for worker in list(self.roster.overdue_reads):
+        for worker in self.roster.silent.keys() & self.roster.reading.keys():
             if self.programs.is_ready(worker):  # Its batch has been read after all.
                 self.roster.returned(worker)
         self.execute()
@@ -135,7 +135,7 @@ class Scheduler:
         elif arrival is not None:
             self.roster.arrived(arrival.worker, arrival.number, now, arrival, arrival.error)
         for worker in self.roster.overdue(now):  # First, because it finds time that does not count.
-            reads = self.roster.is_reading(worker) and not self.programs.is_ready(worker)
+            reads = worker in self.roster.reading and not self.programs.is_ready(worker)
             if reads or self.waiters.watches(worker):
                 self.roster.fell_silent(worker)
                 self.programs.abandon(worker)
@@ -150,7 +150,7 @@ class Scheduler:
         while True:
             self.held.check()
             for worker in self.roster.unprepared:
-                (self.roster.prepared if self.programs.is_ready(worker) else self.roster.reading)(worker)
+                (self.roster.prepared if self.programs.is_ready(worker) else self.roster.reads)(worker)
             match self.roster.instruct(time.perf_counter()):
                 case Dispatch() as dispatch:
                     self.dispatch(dispatch)
