@@ -7,6 +7,7 @@ import pytest
 from engines.problems import Abreast, NotedLog, assert_close, quadratic
 
 import gemjax
+from gemjax.engines.devices.hardware.central import Central
 from gemjax.engines.devices.hardware.programs.host import Programs
 
 QUADRATIC = quadratic()
@@ -100,7 +101,14 @@ def test_a_lost_device_is_found_when_its_worker_joins(monkeypatch):
 
 def test_a_central_variable_that_fails_ends_the_run(monkeypatch):
     """The result up to the failure remains."""
-    breaking(monkeypatch, "run_commit", lambda programs, worker, call: programs.steps[worker] >= 3)
+    commit = Central.commit
+
+    def sometimes(self, worker, packed, event):
+        if event[1] >= 3:
+            raise OSError("the device is lost")
+        return commit(self, worker, packed, event)
+
+    monkeypatch.setattr(Central, "commit", sometimes)
     with pytest.raises(gemjax.RunFailedError, match="failed at a commit of worker") as failure:
         run()
     assert len(failure.value.result.trace) >= 3

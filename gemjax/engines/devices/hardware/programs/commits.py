@@ -178,7 +178,7 @@ class CentralPrograms(abc.ABC):
           RunFailedError: if the devices of the central variable fail.
         """
         packed, self._moved[worker] = brought
-        report = self._at_central(worker, packed, commits=True)
+        self._undelivered[worker], report = self.run_commit(worker, packed)
         self.steps[worker] += 1
         self.draws.use(worker)
         return report
@@ -197,20 +197,20 @@ class CentralPrograms(abc.ABC):
           RunFailedError: if the devices of the central variable fail; any other exception is a fault of the worker.
         """
         self.deliver(worker)  # With the outcome of the last commit, which the local optimizer needs.
-        self._at_central(worker, self.central.no_gradient(), commits=False)
+        self._undelivered[worker], _ = self.run_commit(worker, self.central.no_gradient(), commits=False)
         self.deliver(worker)
 
-    def _at_central(self, worker: int, packed: Packed, *, commits: bool) -> PyTree:
+    def run_commit(self, worker: int, packed: Packed, *, commits: bool = True) -> tuple[Packed, PyTree]:
+        """Dispatch the commit program alone; return the worker's packed next view, and the report.
+
+        Raises:
+          RunFailedError: if the devices of the central variable fail.
+        """
         try:
-            self._undelivered[worker], report = self.run_commit(worker, packed, commits=commits)
+            return self.central.commit(worker, packed, event_of(worker, self.steps[worker], commits=commits))
         except Exception as error:
             what = f"a {'commit' if commits else 'pull'} of worker {worker}"
             raise RunFailedError(f"{self._central_in_words} failed at {what}: {error!r}") from error
-        return report
-
-    def run_commit(self, worker: int, packed: Packed, *, commits: bool = True) -> tuple[Packed, PyTree]:
-        """Dispatch the commit program alone; return the worker's packed next view, and the report."""
-        return self.central.commit(worker, packed, event_of(worker, self.steps[worker], commits=commits))
 
     def read(self, report: PyTree) -> list:
         """Wait for the numbers of a report and return them, in the order of ``reported``.
