@@ -64,10 +64,9 @@ class RunHistory:
         self._read = read
         self._rejected_in_a_row = self._dropped_in_a_row = 0
         self._earlier = earlier or {}
-        self._columns: list[array.array] = []  # 8 bytes per number; `history` converts them.
+        self._columns: dict[str, array.array] = {}  # 8 bytes per number; `history` converts them.
         self._reported: Mapping[str, np.dtype] = {}
         self._measured: Sequence[str] = ()
-        self._known: tuple[str, ...] = KNOWN
         self._returned = 0  # Rows that `history(new=True)` has returned.
         self._epoch = 0.0
 
@@ -77,12 +76,11 @@ class RunHistory:
         ``reported`` maps the names of a report's numbers to their types in the history; ``measured`` are fields of an arrival
         to note beside them.
         """
-        self._reported, self._measured, self._known = reported, measured, (*KNOWN, *measured)
+        self._reported, self._measured = reported, measured
         wide = {"int64": "q", "uint64": "Q"}  # Types whose numbers are not exact in floats of 64 bits.
-        kinds = [wide.get(kind.name, "d") for kind in reported.values()]
-        self._columns = [*(array.array("d") for _ in self._known), *map(array.array, kinds)]
-        at = {name: index for index, name in enumerate(reported)}
-        self._applied, self._dropped, self._staleness = at["applied"], at["dropped"], at["staleness"]
+        kinds = {name: wide.get(kind.name, "d") for name, kind in reported.items()}
+        kinds = dict.fromkeys((*KNOWN, *measured), "d") | kinds
+        self._columns = {name: array.array(kind) for name, kind in kinds.items()}
         ends = [] if self.recorded is None else [self.recorded.time[-1:], self._earlier.get("time", np.zeros(0))[-1:]]
         before = max(map(float, np.concatenate([[0.0], *ends])))  # Earlier rows may be of refused commits alone.
         self._epoch = time.perf_counter() - before
@@ -121,25 +119,16 @@ class RunHistory:
     def read_next(self) -> None:
         """Wait for the report of the oldest pending commit and record it."""
         arrival, now, draw, pending = self.pending.popleft()
-        report = self._read(pending)
-        applied, dropped = report[self._applied] > 0, report[self._dropped] > 0
+        report = dict(zip(self._reported, self._read(pending), strict=True))
+        applied, dropped = report["applied"] > 0, report["dropped"] > 0
         began = arrival.dispatched if arrival.began is None else arrival.began - self._epoch
         ready = arrival.ready - self._epoch
-        pulled_at = self.commits - int(report[self._staleness])
+        of = {"worker": arrival.worker, "step": arrival.step, "draw": draw}
+        times = {"time": now, "dispatched": arrival.dispatched, "began": began, "ready": ready}
+        pulled_at = self.commits - int(report["staleness"])
         measured = {name: getattr(arrival, name) for name in self._measured}
-        known = (
-            arrival.worker,
-            arrival.step,
-            draw,
-            now,
-            arrival.dispatched,
-            began,
-            ready,
-            pulled_at,
-            *measured.values(),
-        )
-        for column, value in zip(self._columns, (*known, *report), strict=True):
-            column.append(value)
+        for name, value in (of | times | {"pulled_at": pulled_at} | measured | report).items():
+            self._columns[name].append(value)
         if applied:
             self.commits, self.applied_at = self.commits + 1, now
         self.dropped += dropped
@@ -151,15 +140,13 @@ class RunHistory:
             self.on_refusal(self.commits)
         if self.log is not None:
             self.log.write("ready", ready, worker=arrival.worker, step=arrival.step, began=began)
-            fields = dict(zip(("worker", "step", "draw"), known[:3], strict=True))
-            fields |= {
-                name: int(value) if dtype.kind in "iu" else value
-                for (name, dtype), value in zip(self._reported.items(), report, strict=True)
-                if name not in ("applied", "dropped")
-            }
+            numbers = {
+                name: int(value) if self._reported[name].kind in "iu" else value
+                for name, value in report.items() if name not in ("applied", "dropped")
+            }  # fmt: skip
             kind = "commit" if applied else "drop" if dropped else "reject"
             measured = {name: round(value, 6) for name, value in measured.items()}
-            self.log.write(kind, now, **fields, **measured, pulled_at=pulled_at)
+            self.log.write(kind, now, **of, **numbers, **measured, pulled_at=pulled_at)
         if self._dropped_in_a_row == REFUSED * self.num_workers:  # Once, and not again at each multiple.
             warn_of_refusals(self._dropped_in_a_row, 2)
         if rejected:
@@ -168,7 +155,7 @@ class RunHistory:
 
     def recent_loss(self) -> float:
         """Return the mean finite loss of the last commits; NaN if there are none."""
-        newest = self._columns[len(self._known) + list(self._reported).index("loss")][-LAST:] if self._columns else ()
+        newest = self._columns["loss"][-LAST:] if self._columns else ()
         losses = [float(loss) for loss in newest if math.isfinite(loss)]
         return sum(losses) / len(losses) if losses else math.nan
 
@@ -176,13 +163,13 @@ class RunHistory:
         """Return all rows as columns, including those of the earlier run, or with ``new`` the rows since the last such call."""
         first, earlier = (self._returned, {}) if new else (0, self._earlier)
         if new:
-            self._returned = len(self._columns[0]) if self._columns else 0
-        if not self._columns or len(self._columns[0]) == first:
+            self._returned = len(self._columns.get("loss", ()))
+        if len(self._columns.get("loss", ())) == first:
             return dict(earlier)
-        return concatenate([earlier, {name: self._column(name, first) for name in (*self._known, *self._reported)}])
+        return concatenate([earlier, {name: self._column(name, first) for name in self._columns}])
 
     def _column(self, name: str, first: int = 0) -> np.ndarray:
-        numbers = np.array(self._columns[(*self._known, *self._reported).index(name)][first:])
+        numbers = np.array(self._columns[name][first:])
         kind = self._reported.get(name, np.int64 if name in COUNTS else np.float64)
         return numbers.astype(kind).astype(type_of_column(kind), copy=False)
 
