@@ -17,6 +17,7 @@ from train.bench import cluster as bench_cluster
 from train.bench import devices as bench_devices
 from train.bench import methods as bench_methods
 from train.bench import network as bench_network
+from train.bench import scale as bench_scale
 from train.bench import second as bench_second
 from train.bench import simulate as bench_simulate
 from train.common.console import RunConsole
@@ -26,7 +27,7 @@ from train.config.parsing import parse_flags
 
 PyTree = Any
 
-Measurement = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "check", "second"]
+Measurement = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check", "second"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +55,17 @@ class Bench:
     batch_sizes: tuple[int, ...] = (bench_simulate.BATCH_SIZE,)
     """Images per gradient (`simulate`, `network`)."""
     parameters: tuple[int, ...] = (160_000, 1_000_000, 10_000_000)
-    """Sizes of the central variable (`devices`, `cluster`, `check`)."""
+    """Sizes of the central variable (`devices`, `cluster`, `scale`, `check`)."""
     commits: int = 2000
     """Timed commits of the scheduler (`devices`, `cluster`); fewer at large sizes."""
+    hosts: tuple[int, ...] = (64, 1024)
+    """Numbers of simulated hosts of a cluster (`scale`)."""
+    gigabits: float = 10.0
+    """Bandwidth of such a host in each direction, in Gbit/s (`scale`)."""
+    gradient_seconds: float = 0.2
+    """Mean time of a gradient on such a host (`scale`)."""
+    measured: str | None = None
+    """File of `bench cluster --out` with the driver's time per commit (`scale`); default: an assumption."""
     out: str | None = None
     """File for the figures as JSON; default: none is written."""
 
@@ -65,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmarks that the command line names."""
     bench = parse_flags(Bench, argv, "python -m train bench")
     # Known before the measurements of other parts, which may take an hour.
+    if "scale" in bench.what:
+        bench_scale.driver_of(bench.measured)
     if "cluster" in bench.what:
         bench_cluster.imported_ray()
     if bench.out:
@@ -81,6 +92,9 @@ def main(argv: Sequence[str]) -> int:
         "devices": lambda: bench_devices.measure(bench.parameters, bench.rounds, bench.commits, console),
         "cluster": lambda: bench_cluster.measure(bench.parameters, bench.rounds, bench.commits, console),
         "arrivals": lambda: bench_arrivals.rates(bench.rounds, 1_000_000, console),
+        "scale": lambda: bench_scale.table(
+            bench.parameters, bench.hosts, bench.gigabits, bench.gradient_seconds, bench.measured, console
+        ),
         "check": lambda: bench_check.measure(bench.parameters, bench.networks, bench.rounds, bench.steps, console),
         "second": lambda: bench_second.measure(bench.rounds, console),
         "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),

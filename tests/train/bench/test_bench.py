@@ -45,11 +45,15 @@ def test_the_folder_of_the_figures_is_made_before_anything_is_measured(tmp_path,
     assert json.loads(out.read_text()) == MARK | {"arrivals": {"made": True}}
 
 
-def test_what_a_later_part_needs_is_asked_for_first(monkeypatch, capsys):
+@pytest.mark.parametrize("without", ["--measured", "Ray"])
+def test_what_a_later_part_needs_is_asked_for_first(without, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.bench_arrivals, "rates", None)
     monkeypatch.setitem(sys.modules, "ray", None)  # As if it were not installed.
-    assert cli.main(["bench", "arrivals", "cluster"]) == 2
-    assert "bench cluster needs Ray" in capsys.readouterr().err
+    later = ["scale", "--measured", str(tmp_path / "nowhere.json")] if without == "--measured" else ["cluster"]
+    assert cli.main(["bench", "arrivals", *later]) == 2
+    assert (
+        "nowhere.json: No such file" if without == "--measured" else "bench cluster needs Ray"
+    ) in capsys.readouterr().err
 
 
 def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch):
