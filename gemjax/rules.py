@@ -35,13 +35,14 @@ from gemjax.methods.ringmaster import drop_stale
 from gemjax.methods.samples import weigh_samples
 from gemjax.methods.staleness_aware import StalenessSchedule, scale_by_staleness
 from gemjax.methods.yellowfin import tune_momentum
-from gemjax.protocol.hooks import LookAhead, Position, ReadsStaleParams, Refusals, where_present
+from gemjax.protocol.hooks import LookAhead, MadeFor, Position, ReadsStaleParams, Refusals, where_present
 from gemjax.protocol.local_steps import displacements, pull_to_anchors, scale_by_progress
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
 from gemjax.protocol.staleness import require_protocol
 
 __all__ = [
     "LookAhead",
+    "MadeFor",
     "Position",
     "ReadsStaleParams",
     "Refusals",

@@ -209,7 +209,7 @@ class Transition(WorkerStep):
         of_any = [name for name in diagnostics.OF_ANY_COMMIT if name in self.diagnostics]
         observer = diagnostics.Observer({*self.diagnostics} - {*of_any})
         taken = jnp.logical_and(commits, gradient.finite > 0)
-        before = slots.enable_writes(state.opt_state, taken, worker, own_rows)
+        before = slots.begin_commit(state.opt_state, worker, own_rows)
         updates, opt_state = self.update(gradient, before, state.params, worker, observe=observer)
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),

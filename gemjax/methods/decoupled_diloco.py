@@ -20,11 +20,11 @@ from gemjax.protocol.checks import (
     check_positive_int,
     with_extra_args,
 )
+from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import (
     asynchronous,
     check_num_workers,
-    check_number_around,
     require_protocol,
 )
 
@@ -40,6 +40,7 @@ class MergeQuorumState(NamedTuple):
     radius: jax.Array  # float [L] for L leaves; the weighted sum of their norms. [0] with merge="mean".
     mean: PyTree  # Like params but at least float32; their weighted sum, or that of their directions.
     inner: optax.OptState
+    workers: MadeFor | None  # That of the tokens.
 
 
 def merge_quorum(
@@ -84,13 +85,12 @@ def merge_quorum(
     inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
-        if per_step is not None:
-            check_number_around(len(per_step))
         mean = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         kind, leaves = jnp.result_type(float), len(jax.tree.leaves(mean)) if merge == "radial" else 0
         return MergeQuorumState(
-            jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), mean, inner.init(params)
-        )
+            jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), mean, inner.init(params),
+            None if per_step is None else MadeFor(len(per_step)),
+        )  # fmt: skip
 
     def update_fn(updates, state, params=None, *, local_steps: Any = None, worker: Any = None, **extra_args) -> Any:
         require_protocol("merge_quorum", local_steps=local_steps)
@@ -116,12 +116,12 @@ def merge_quorum(
             merged = jax.tree.unflatten(structure, [_with_norm(m, r) for m, r in zip(merged, lengths, strict=True)])
         merged = jax.tree.map(lambda m, u: m.astype(u.dtype), merged, updates)
         full = state.gathered + 1 >= count
-        before = slots.enable_writes(state.inner, full)
+        before = slots.begin_commit(state.inner)
         step, after = inner.update(merged, before, params, **extra_args)
         start_anew = lambda tree: jax.tree.map(lambda x: jnp.where(full, jnp.zeros_like(x), x), tree)
         return jax.tree.map(lambda s: jnp.where(full, s, jnp.zeros_like(s)), step), MergeQuorumState(
             start_anew(state.gathered + 1), start_anew(weight), start_anew(radius), start_anew(mean),
-            slots.select(full, after, state.inner),
+            slots.select(full, after, state.inner), state.workers,
         )  # fmt: skip
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

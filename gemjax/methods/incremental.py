@@ -9,11 +9,11 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
+from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import (
     asynchronous,
     check_num_workers,
-    check_number_around,
     require_protocol,
 )
 
@@ -27,6 +27,7 @@ class AggregateLastState(NamedTuple):
     committed: Slots  # bool []; True once the worker has an entry.
     entry: Slots  # h_w, like params; the worker's last gradient.
     mean: PyTree  # h, like params but at least float32; the mean of all entries.
+    workers: MadeFor
 
 
 def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
@@ -48,12 +49,12 @@ def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
     num_workers = operator.index(num_workers)
 
     def init_fn(params) -> Any:
-        check_number_around(num_workers)
         return AggregateLastState(
             missing=jnp.asarray(num_workers, jnp.int32),
             committed=Slots(jnp.zeros([], bool)),
             entry=Slots(optax.tree.zeros_like(params)),
             mean=jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params),
+            workers=MadeFor(num_workers),
         )
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args) -> Any:
@@ -67,7 +68,7 @@ def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
         )
         missing = state.missing - jnp.where(state.committed.value, 0, 1)
         step = jax.tree.map(lambda g, m: jnp.where(missing == 0, m, jnp.zeros_like(m)).astype(g.dtype), updates, mean)
-        return step, AggregateLastState(missing, Slots(jnp.ones([], bool)), Slots(updates), mean)
+        return step, AggregateLastState(missing, Slots(jnp.ones([], bool)), Slots(updates), mean, state.workers)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -184,9 +184,8 @@ def follow_leader(
         )
         of_group, of_all = following.leaders()
         if observe is not None:
-            shown = following.positions.written((of_group, of_all), before.leaders())
-            observe("group_leader", lambda: shown[0])
-            observe("leader", lambda: shown[1])
+            observe("group_leader", lambda: of_group)
+            observe("leader", lambda: of_all)
         updates = jax.tree.map(jnp.subtract, following.positions.read(of_all), params)
         following = state.following._replace(following=following) if keeps else following
         return updates, state._replace(following=following, recent=Slots(recent), seen=Slots(seen))

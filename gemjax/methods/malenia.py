@@ -9,12 +9,11 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_positive_int
-from gemjax.protocol.hooks import Refusals
+from gemjax.protocol.hooks import MadeFor, Refusals
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import (
     asynchronous,
     check_num_workers,
-    check_number_around,
     require_protocol,
 )
 
@@ -44,6 +43,7 @@ class GatherPerWorkerState(NamedTuple):
     own: Slots  # h_w, like params but at least float32; the mean of the worker's gradients in its last round.
     mean: PyTree  # h, like them; the sum of the means of this round over N.
     refusals: Refusals
+    workers: MadeFor
 
     def refuses(self, staleness: jax.Array) -> jax.Array:
         """Return True for a gradient at older parameters: these have not changed for ``gathered`` commits."""
@@ -73,11 +73,10 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
     num_workers = operator.index(num_workers)
 
     def init_fn(params) -> Any:
-        check_number_around(num_workers)
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         nothing = lambda: jnp.zeros([], jnp.int32)  # Two arrays, so that jit can donate the state.
         return GatherPerWorkerState(
-            nothing(), jnp.zeros(num_workers, jnp.int32), Slots(zeros), zeros, Refusals(nothing())
+            nothing(), jnp.zeros(num_workers, jnp.int32), Slots(zeros), zeros, Refusals(nothing()), MadeFor(num_workers)
         )
 
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
@@ -95,6 +94,7 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
             own=Slots(own),
             mean=jax.tree.map(lambda m: jnp.where(full, jnp.zeros_like(m), m), mean),
             refusals=state.refusals,
+            workers=state.workers,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -19,10 +19,10 @@ from gemjax.protocol.checks import (
     integer,
     with_extra_args,
 )
-from gemjax.protocol.hooks import ReadsStaleParams, where_present
+from gemjax.protocol.hooks import MadeFor, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, is_asynchronous, workers_around
+from gemjax.protocol.staleness import asynchronous, is_asynchronous
 
 PyTree = Any
 
@@ -46,6 +46,14 @@ class Prediction:
         return self, where_present(lambda step, x: x + step, steps, view), ()
 
 
+ALONE = MadeFor(
+    1,
+    "inner of delay_stages keeps state per worker, but its leaves are of gradients of several workers; put that part in front, "
+    "as in optax.chain(gemjax.per_worker(...), gemjax.rules.delay_stages(...)), choose one without such state, or make a "
+    "pipeline per worker, gemjax.per_worker(gemjax.rules.delay_stages(...))",
+)
+
+
 class DelayStagesState(NamedTuple):
     """State of :func:`delay_stages`."""
 
@@ -53,6 +61,7 @@ class DelayStagesState(NamedTuple):
     params: tuple  # The points of these gradients; () if no member compares with them.
     ahead: Prediction | None
     inner: optax.OptState
+    workers: MadeFor | None  # If the inner state is per worker, and there are several stages.
 
 
 def delay_stages(
@@ -116,12 +125,6 @@ def delay_stages(
                 "optax.sgd(0.1)), and nothing with its own gemjax.asynchronous, as whole methods and "
                 "per_worker(..., num_workers=N) have it; put gemjax.asynchronous around delay_stages"
             )
-        if num_stages > 1 and _has_several_workers() and nodes(state, Slots):
-            raise ValueError(
-                "inner of delay_stages keeps state per worker, but its leaves are of gradients of several workers; put that "
-                "part in front, as in optax.chain(gemjax.per_worker(...), gemjax.rules.delay_stages(...)), choose one without "
-                "such state, or make a pipeline per worker, gemjax.per_worker(gemjax.rules.delay_stages(...))"
-            )
         ahead = (
             Prediction(zeros, jnp.asarray(horizon, jnp.result_type(float)), num_stages, chosen(stages, params))
             if _may_act(horizon)
@@ -131,10 +134,13 @@ def delay_stages(
             jax.tree.map(jnp.copy, tree) for _ in range(num_stages - 1)
         )  # So that jit can donate.
         kept = copies(params) if nodes(state, ReadsStaleParams) else ()
-        return DelayStagesState(copies(zeros), kept, ahead, state)
+        return DelayStagesState(
+            copies(zeros), kept, ahead, state, ALONE if num_stages > 1 and nodes(state, Slots) else None
+        )
 
     def update_fn(updates, state, params=None, **extra_args) -> Any:
         delays = delays_of(num_stages, stages, updates)
+        has_several_workers = (extra_args.get("num_workers") or 1) > 1
 
         def at_delay(newest, older):
             return jax.tree.map(lambda delay, *each: each[delay], delays, newest, *older), (newest, *older)[:-1]
@@ -145,7 +151,7 @@ def delay_stages(
             view = extra_args.get("stale_params")
             extra_args["stale_params"], kept = at_delay(params if view is None else view, kept)
         if num_stages > 1:
-            hidden = ("local_steps", "local_losses", *(["worker"] if _has_several_workers() else []))
+            hidden = ("local_steps", "local_losses", *(["worker"] if has_several_workers else []))
             extra_args = {name: value for name, value in extra_args.items() if name not in hidden}
         updates, after = inner.update(stale, state.inner, params, **extra_args)
         ahead = (
@@ -153,13 +159,9 @@ def delay_stages(
             if state.ahead is None
             else Prediction(updates, jnp.asarray(horizon, jnp.result_type(float)), num_stages, state.ahead.stages)
         )
-        return updates, DelayStagesState(grads, kept, ahead, after)
+        return updates, DelayStagesState(grads, kept, ahead, after, state.workers)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _has_several_workers() -> bool:
-    return (workers_around() or 1) > 1
 
 
 def delays_of(num_stages: int, stages: Any, params: PyTree) -> PyTree:

@@ -10,11 +10,11 @@ import optax
 from gemjax.methods.malenia import take_in
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
+from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import (
     asynchronous,
     check_num_workers,
-    check_number_around,
     require_protocol,
 )
 
@@ -29,6 +29,7 @@ class TakeTurnsState(NamedTuple):
     own: Slots  # h_w, like params but at least float32; the worker's entry, the mean of its gradients.
     mean: PyTree  # h, like them; the mean of the entries of this round's table.
     ahead: PyTree  # h+, like them; that of the next round's table, with 0 for workers that are not in it.
+    workers: MadeFor
 
 
 def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
@@ -50,11 +51,15 @@ def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
     num_workers = operator.index(num_workers)
 
     def init_fn(params) -> Any:
-        check_number_around(num_workers)
         # Arrays of their own, so that jit can donate the state.
         zeros = lambda: jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         return TakeTurnsState(
-            jnp.zeros(num_workers, jnp.int32), jnp.zeros(num_workers, bool), Slots(zeros()), zeros(), zeros()
+            jnp.zeros(num_workers, jnp.int32),
+            jnp.zeros(num_workers, bool),
+            Slots(zeros()),
+            zeros(),
+            zeros(),
+            MadeFor(num_workers),
         )
 
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
@@ -77,6 +82,7 @@ def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
             own=Slots(own),
             mean=jax.tree.map(lambda m, a: jnp.where(done, a, m), mean, ahead),
             ahead=jax.tree.map(lambda a: jnp.where(done, jnp.zeros_like(a), a), ahead),
+            workers=state.workers,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

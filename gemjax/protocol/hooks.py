@@ -12,6 +12,7 @@ a node with ``next_row()``                           Index of the row inside it 
 ``ReadsStaleParams()``                               ``update`` receives ``stale_params``, the view that the worker pulled.
 ``NeedsLocalSteps()``                                Engines require ``local=``.
 ``NeedsRounds()``                                    The same; and workers wait for each other, unless a policy is given.
+``MadeFor(num_workers)``                             With another number of workers ``init`` raises a ``ValueError``.
 a node with ``refuses(staleness)``                   It is asked before each commit; see ``Refusals``.
 a node with ``on_pull(params, view, moved)``         It is called at each pull; see ``PullHook``.
 ===================================================  ===================================================================
@@ -69,17 +70,29 @@ class NeedsRounds(NeedsLocalSteps):
     __slots__ = ()
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class MadeFor:
+    """Mark of a rule that works with this number of workers alone; it is empty, and not inside of ``Slots``.
+
+    Args:
+      num_workers: N.
+      advice: what the error says; by default it asks for the same number in both.
+    """
+
+    num_workers: int
+    advice: str = ""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Refusals:
     """Number of commits that a rule refused.
 
-    A rule that refuses commits has a node in its state with a method ``refuses(staleness)``, which is or contains this count.
-    :func:`gemjax.asynchronous` asks it before each commit. A refused commit changes neither parameters nor clock nor any
-    memory. The wrapper counts it here, and its worker pulls again.
-
-    A rule whose answer depends on more than its state may have this node alone, and refuse a commit by raising the count in
-    ``update``. The members then run twice per commit, once to learn the answer; compiled, only the answer is computed twice.
+    A commit at which it rises is refused: it changes neither parameters nor clock nor any memory, and its worker pulls again. A
+    rule that refuses commits has a node in its state with a method ``refuses(staleness)``, which is or contains this count:
+    :func:`gemjax.asynchronous` asks it before each commit, and counts. A rule whose answer depends on more than its state and
+    the staleness has this node alone, and raises the count in ``update``.
     """
 
     count: jax.Array  # int32 []

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.protocol.hooks import Refusals, can_refuse
-from gemjax.protocol.slots import Slots, is_rows, is_slots
+from gemjax.protocol.hooks import MadeFor, Refusals, can_refuse
+from gemjax.protocol.slots import Slots, check_number, is_rows, is_slots
 
 PyTree = Any
 
@@ -111,13 +111,14 @@ def _follow(program: Any, sources: dict[int, str]) -> None:
             sources[id(outs[0])] = sources[id(ins[0])]
 
 
-class Unnamed(NamedTuple):
-    """In place of ``pulled_at`` in a wrapper inside of another one, at a commit without a worker: nothing is stale there.
-
-    It is a part of the tree, by which JAX finds compiled functions.
-    """
-
-    pulled_at: Slots
+def without_wrappers(state: PyTree, copies: Copies) -> tuple[PyTree, Copies]:
+    """Return ``state`` with the states of the members in place of those of their wrappers, and ``copies`` with theirs."""
+    sources = copies.sources
+    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_wrapper):
+        if is_wrapper(node) and sources is not None:
+            inside = node.copies.sources or {}
+            sources = {**sources, **{_name(path) + place: source for place, source in inside.items()}}
+    return map_nodes(lambda node: node.inner_state, is_wrapper, state), Copies(sources)
 
 
 def check_of_one_run(state: PyTree, function: str) -> None:
@@ -130,14 +131,18 @@ def check_of_one_run(state: PyTree, function: str) -> None:
             )
 
 
+def check_made_for(state: PyTree, num_workers: int) -> None:
+    """Raise ``ValueError`` if a rule in ``state``, which is not that of one worker, was made for another number of workers."""
+    for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (MadeFor, Slots))):
+        if isinstance(node, MadeFor) and node.num_workers != num_workers:
+            if node.advice:
+                raise ValueError(node.advice)
+            check_number(node.num_workers, num_workers)
+
+
 def is_wrapper(node: PyTree) -> bool:
     """Return True if ``node`` is the state of :func:`gemjax.asynchronous`."""
     return isinstance(node, StalenessState)
-
-
-def is_wrapper_or(is_hook: Callable) -> Callable:
-    """Return a predicate for the states of wrappers and the nodes for which ``is_hook`` is true."""
-    return lambda node: is_wrapper(node) or is_hook(node)
 
 
 def nodes(state: PyTree, kind: type) -> list:
@@ -148,55 +153,22 @@ def nodes(state: PyTree, kind: type) -> list:
 def map_nodes(fn: Callable, is_node: Callable, tree: PyTree, *rest: PyTree) -> PyTree:
     """Map ``fn`` over nodes of ``tree``, in order; everything else is kept."""
     apply = lambda node, *others: fn(node, *others) if is_node(node) else node
-    return jax.tree.map(apply, tree, *rest, is_leaf=is_node)
+    # Shared rows are kept whole: a map over their leaves forgets which row a commit replaces.
+    return jax.tree.map(apply, tree, *rest, is_leaf=lambda node: is_node(node) or is_rows(node))
 
 
-def ask(mine: StalenessState, staleness: jax.Array) -> tuple[jax.Array | None, StalenessState]:
-    """Ask every rule in ``mine`` if it refuses a commit of this staleness.
-
-    Returns:
-      ``(refused, unchanged)``: True if any rule refuses, ``None`` if no rule ever does; and the state after a refused commit,
-      ``mine`` with the refusals counted.
-    """
-    answers = []
+def ask(inner_state: PyTree, staleness: jax.Array) -> PyTree:
+    """Ask the rules if they refuse a commit of this staleness; return the state with a count more for each that does."""
 
     def ask_one(node):
-        if is_wrapper(node):  # It has a clock of its own.
-            is_fresh = isinstance(node.pulled_at, Unnamed)
-            answer, node = ask(node, jnp.zeros_like(node.clock) if is_fresh else node.clock - node.pulled_at.value)
-        elif not nodes(node, Refusals):
+        if not nodes(node, Refusals):
             raise TypeError(
                 f"{type(node).__name__} refuses commits but has no count of them; give it a field with Refusals"
             )
-        else:
-            answer = jnp.asarray(node.refuses(staleness), bool)
-            node = map_nodes(lambda refusals: _plus(refusals, answer), _is_refusals, node)
-        answers.extend([] if answer is None else [answer])
-        return node
+        answer = jnp.asarray(node.refuses(staleness), bool)
+        return map_nodes(lambda refusals: _plus(refusals, answer), _is_refusals, node)
 
-    inner_state = map_nodes(ask_one, is_wrapper_or(can_refuse), mine.inner_state)
-    return functools.reduce(jnp.logical_or, answers) if answers else None, mine._replace(inner_state=inner_state)
-
-
-def counts_itself(state: PyTree) -> bool:
-    """Return True if a rule in ``state`` refuses commits by raising its count in ``update``."""
-    leaves = jax.tree.leaves(state, is_leaf=_is_refusals_or_asked)
-    return any(map(_is_own_count, leaves))
-
-
-def add_own_counts(mine: StalenessState, after: PyTree) -> tuple[jax.Array, StalenessState]:
-    """Return True if a rule raised its count in ``after``, the inner state after a commit; and ``mine`` with these counts."""
-    raised = []
-
-    def take_over(old, new):
-        if not _is_own_count(old):
-            return old
-        raised.append(new.count != old.count)
-        return new
-
-    is_leaf = lambda node: _is_refusals_or_asked(node) or is_rows(node)
-    inner_state = jax.tree.map(take_over, mine.inner_state, after, is_leaf=is_leaf)
-    return functools.reduce(jnp.logical_or, raised), mine._replace(inner_state=inner_state)
+    return map_nodes(ask_one, can_refuse, inner_state)
 
 
 def refused(before: PyTree, after: PyTree) -> jax.Array:
@@ -220,14 +192,6 @@ def _plus(refusals: Refusals, more: jax.Array) -> Refusals:
 
 def _is_refusals(node: PyTree) -> bool:
     return isinstance(node, Refusals)
-
-
-def _is_own_count(node: PyTree) -> bool:
-    return _is_refusals(node) and not can_refuse(node)
-
-
-def _is_refusals_or_asked(node: PyTree) -> bool:
-    return _is_refusals(node) or can_refuse(node)
 
 
 def _name(path: tuple) -> str:

@@ -5,9 +5,9 @@ from typing import Any
 import optax
 
 from gemjax.protocol.checks import check_method, with_extra_args
-from gemjax.protocol.nodes import nodes
+from gemjax.protocol.nodes import check_made_for, nodes
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, is_asynchronous, members_of
+from gemjax.protocol.staleness import asynchronous, is_asynchronous
 
 
 def per_worker(
@@ -46,18 +46,17 @@ def per_worker(
     inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
-        with members_of(1):
-            state = inner.init(params)
+        state = inner.init(params)
         if is_asynchronous(state) or any(slot.num_workers is not None for slot in nodes(state, Slots)):
             raise TypeError(
                 "per_worker takes a transformation that is written for one worker, such as optax.trace(0.9), not a whole "
                 "method or a part of several workers, which keeps what each worker needs already; use that alone"
             )
+        check_made_for(state, 1)
         return Slots(state)
 
     def update_fn(updates, state: Any, params=None, **extra_args: Any) -> Any:
-        with members_of(1):
-            updates, value = inner.update(updates, state.value, params, **extra_args)
+        updates, value = inner.update(updates, state.value, params, **(extra_args | {"num_workers": 1}))
         return updates, Slots(value)
 
     member = optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -83,25 +83,23 @@ class SharedRows:
     """Shared state in rows, of which a commit writes one.
 
     A slot is visible to its worker alone. What a rule must see of other workers (such as a leader's parameters) is kept here,
-    with a row per worker. Read rows after the write: then compiled loops copy no stack. A commit that is not applied writes
-    nothing, whatever the rule does. A commit writes at most one row, once.
+    with a row per worker. Read rows after the write: then compiled loops copy no stack. The write of a commit that is not
+    applied is undone. A commit writes at most one row, once.
 
     Args:
       rows: a tree with a leading ``[N]`` axis on every leaf.
-      enabled: bool scalar, set by engines and :func:`gemjax.asynchronous` during a commit: False if it is not applied. ``None``
-        (default) between commits.
-      replaced: set with ``enabled``: the index of the row that the commit wrote (N if none), and the row that was there.
+      replaced: during a commit, the index of the row that it wrote (N if none), the row that was there, and False if the write
+        is to be undone. ``None`` (default) between commits.
       known: the worker for whose commit ``replaced`` holds the row to be replaced; ``None`` if it holds none.
     """
 
-    __slots__ = ("enabled", "known", "replaced", "rows")
+    __slots__ = ("known", "replaced", "rows")
 
     def __init__(
-        self, rows: PyTree, enabled: jax.Array | None = None, replaced: tuple[jax.Array, PyTree] | None = None,
+        self, rows: PyTree, replaced: tuple[jax.Array, PyTree, jax.Array] | None = None,
         known: jax.typing.ArrayLike | None = None,
     ):  # fmt: skip
         self.rows = rows
-        self.enabled = enabled
         self.replaced = replaced
         self.known = known  # No part of the tree; where it is lost, the row is read.
 
@@ -111,32 +109,37 @@ class SharedRows:
         return cls(jax.tree.map(lambda p: jnp.tile(p[None], (num_workers,) + (1,) * jnp.ndim(p)), params))
 
     def write(self, worker: jax.typing.ArrayLike, row: PyTree, *, in_turn: bool = False) -> "SharedRows":
-        """Replace the row of ``worker`` if the commit is applied.
+        """Replace the row of ``worker``.
 
         Pass ``in_turn=True`` if the index is not that of the worker, but what ``next_row()`` of the node around the rows
         returned before the commit; engines then know which row is replaced.
         """
-        if self.enabled is None or self.replaced is None:
-            return SharedRows(_put_row(self.rows, worker, row))
+        rows = _put_row(self.rows, worker, row)
+        if self.replaced is None:
+            return SharedRows(rows)
         is_known = self.known is not None and (in_turn or worker is self.known)
         before = self.replaced[1] if is_known else self.read(worker)
-        # An index beyond the end writes nothing.
-        index = jnp.where(self.enabled, jnp.asarray(worker, jnp.int32), self._beyond())
-        return SharedRows(_put_row(self.rows, index, row), self.enabled, (index, before))
+        return SharedRows(rows, (jnp.asarray(worker, jnp.int32), before, self.replaced[2]))
 
     def change(self) -> tuple[PyTree, PyTree]:
         """Return the row that the commit replaced and the one that it wrote; twice the same if it wrote none."""
         assert self.replaced is not None
-        index, before = self.replaced
-        wrote = index < self._beyond()
+        index, before, stays = self.replaced
+        wrote = stays & (index < self._beyond())
         return before, jax.tree.map(lambda new, old: jnp.where(wrote, new, old), self.read(index), before)
 
-    def settle(self, applied: jax.Array) -> "SharedRows":
-        """Return the rows after a commit: unless ``applied``, the row that it wrote is what it was before."""
+    def settle(self, applied: jax.Array, *, is_last: bool) -> "SharedRows":
+        """Return the rows after a commit, whose write is undone unless ``applied``.
+
+        The last call for a commit undoes it, after all that is computed from the rows: a write before that would copy them all.
+        """
         if self.replaced is None:
             return SharedRows(self.rows)
-        index, before = self.replaced
-        return SharedRows(_put_row(self.rows, jnp.where(applied, self._beyond(), index), before))
+        index, before, stays = self.replaced
+        if not is_last:
+            return SharedRows(self.rows, (index, before, stays & applied))
+        # An index beyond the end writes nothing.
+        return SharedRows(_put_row(self.rows, jnp.where(stays & applied, self._beyond(), index), before))
 
     def _beyond(self) -> int:
         return jax.tree.leaves(self.rows)[0].shape[0]
@@ -145,16 +148,12 @@ class SharedRows:
         """Return the row of ``worker``."""
         return jax.tree.map(lambda rows: lax.dynamic_index_in_dim(rows, worker, keepdims=False), self.rows)
 
-    def written(self, new: PyTree, old: PyTree) -> PyTree:
-        """Return ``new`` if the commit is applied, else ``old``."""
-        return new if self.enabled is None else select(self.enabled, new, old)
-
     def __repr__(self) -> str:
         return f"SharedRows({self.rows!r})"
 
     def tree_flatten_with_keys(self):
-        # The flag and the replaced row are no part of the tree between commits, nor of checkpoints.
-        names = ("rows",) if self.enabled is None else ("rows", "enabled", "replaced")
+        # The replaced row is no part of the tree between commits, nor of checkpoints.
+        names = ("rows",) if self.replaced is None else ("rows", "replaced")
         return [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names], None
 
     @classmethod
@@ -166,25 +165,23 @@ def _put_row(rows: PyTree, index: jax.typing.ArrayLike, row: PyTree) -> PyTree:
     return jax.tree.map(lambda all_rows, new: all_rows.at[index].set(new, mode="drop"), rows, row)
 
 
-def enable_writes(tree: PyTree, enabled: jax.Array, worker: Any = None, own_rows: list | None = None) -> PyTree:
-    """Return ``tree`` with :class:`SharedRows` that can be written only where ``enabled`` is true.
+def begin_commit(tree: PyTree, worker: Any = None, own_rows: list | None = None) -> PyTree:
+    """Return ``tree`` with :class:`SharedRows` whose write can be undone.
 
     A loop that read a row right before its write would copy all rows, so it passes ``own_rows``, read after the last write.
     """
     rows = iter(own_rows or [])
 
-    def enable(node):
-        if not is_rows(node):
+    def begin(node):
+        if not is_rows(node) or node.replaced is not None:
             return node
-        if node.enabled is not None:
-            return SharedRows(node.rows, node.enabled & enabled, node.replaced, node.known)
         row = next(rows, None)
         known = None if row is None else worker
         if row is None:
             row = jax.tree.map(lambda rows: jnp.zeros(rows.shape[1:], rows.dtype), node.rows)
-        return SharedRows(node.rows, enabled, (jnp.int32(node._beyond()), row), known)
+        return SharedRows(node.rows, (jnp.int32(node._beyond()), row, jnp.array(True)), known)
 
-    return jax.tree.map(enable, tree, is_leaf=is_rows)
+    return jax.tree.map(begin, tree, is_leaf=is_rows)
 
 
 def read_own_rows(tree: PyTree, worker: jax.typing.ArrayLike, num_workers: int) -> list:
@@ -209,14 +206,13 @@ def read_own_rows(tree: PyTree, worker: jax.typing.ArrayLike, num_workers: int) 
 def select(applied: jax.Array, new: PyTree, old: PyTree, joined_bytes: int = 0) -> PyTree:
     """Return ``new`` where ``applied``, else ``old``; arrays up to ``joined_bytes`` are chosen together if all are as small.
 
-    :class:`SharedRows` are taken from ``new`` without a choice, which would copy all rows: unless ``applied``, the row that was
-    written is put back.
+    :class:`SharedRows` are taken from ``new`` without a choice, which would copy all rows; their write is undone instead.
     """
     leaves, treedef = jax.tree.flatten(new, is_leaf=is_rows)
     before, changed = treedef.flatten_up_to(old), []
     for at, (n, o) in enumerate(zip(leaves, before, strict=True)):
         if is_rows(n):
-            leaves[at] = n.settle(applied) if o.enabled is None else SharedRows(n.rows, o.enabled, n.replaced)
+            leaves[at] = n.settle(applied, is_last=o.replaced is None)
         elif n is not o:
             changed.append(at)
     new_arrays, old_arrays = ([jnp.asarray(side[at]) for at in changed] for side in (leaves, before))

@@ -6,10 +6,7 @@ and passes it to every member as the extra arguments ``worker``, ``staleness`` a
 a pull. Both are pure functions of arrays. Threads, devices and clocks belong to the engines.
 """
 
-import contextlib
-import contextvars
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,25 +16,23 @@ import optax
 from gemjax.protocol import slots
 from gemjax.protocol.checks import check_alike, check_method, check_positive_int, kept, with_extra_args
 from gemjax.protocol.diagnostics import offer_injected_rate
-from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds, ReadsStaleParams, answer_pull, has_on_pull
+from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds, ReadsStaleParams, Refusals, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
     StalenessState,
-    Unnamed,
-    add_own_counts,
     ask,
+    check_made_for,
     check_of_one_run,
     copies_in,
-    counts_itself,
+    counting_refusals,
     is_wrapper,
-    is_wrapper_or,
     map_nodes,
     nodes,
+    refused,
+    without_wrappers,
 )
 from gemjax.protocol.slots import Slots
 
 PyTree = Any
-# The number of workers of the wrapper whose members make or update their states now.
-_AROUND: contextvars.ContextVar[int | None] = contextvars.ContextVar("num_workers", default=None)
 
 
 def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
@@ -51,12 +46,13 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     - ``staleness``: :math:`\tau = t - t_w`, the commits applied since that worker's pull, an int32 scalar;
     - ``stale_params``: :math:`s_w`, like ``params``; ``None`` unless a member asks for it by
       :class:`gemjax.rules.ReadsStaleParams`;
+    - ``num_workers``: N, an int;
     - ``local_steps``: 1 if it is not given and no member expects displacements;
     - what else is given to ``update``; engines give the losses and the number of local steps behind a commit.
 
     Members keep per-worker memory in :class:`gemjax.rules.Slots` and see only the slot of the worker that commits. Published
     methods (:func:`gemjax.gem` and the others) are this wrapper around a chain; use it for chains of your own. A call
-    compiles once for all workers.
+    compiles once for all workers. Around a whole method it keeps clock, pulls and views for that method, too.
 
     Args:
       inner: any optax transformation, usually an ``optax.chain``.
@@ -91,8 +87,8 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     def init_fn(params):
         number = operator.index(num_workers)
-        with members_of(number):
-            inner_state, copies = inner.init(params), copies_in(inner.init, params)
+        inner_state, copies = without_wrappers(inner.init(params), copies_in(inner.init, params))
+        check_made_for(inner_state, number)
         state = StalenessState(
             clock=jnp.zeros([], jnp.int32),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
@@ -104,29 +100,22 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         return slots.stack(state, number)
 
     def update_fn(updates, state, params=None, *, worker=None, **extra_args):
+        if not is_wrapper(state):  # That of the members: another wrapper around this one keeps the rest.
+            return inner.update(updates, state, params, worker=worker, **extra_args)
         if params is not None:
             check_alike("the gradient", updates, params)
-        if is_inside := isinstance(state.pulled_at, Unnamed):
-            state = state._replace(pulled_at=state.pulled_at.pulled_at)
+        mine, index = _checked_out(state, worker)
+        staleness, stale_params = _staleness(mine, params, implicit=worker is None)
+        # A gradient is one step; the number behind a displacement is not known.
+        if not needs_local_steps(mine):
+            extra_args.setdefault("local_steps", 1)
         # A number that optax.inject_hyperparams has traced is in the state, too.
         number = state.pulled_at.num_workers or (None if isinstance(num_workers, jax.core.Tracer) else int(num_workers))
-        mine, index = _checked_out(state, worker)
-        staleness, stale_params = _staleness(mine, params, implicit=worker is None or is_inside)
-        # A gradient is one step; the number behind a displacement is not known. A wrapper around this one knows what it gets.
-        if workers_around() is None and not needs_local_steps(mine):
-            extra_args.setdefault("local_steps", 1)
-        extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
-        if worker is None:
-            mine = mine._replace(inner_state=_marked(mine.inner_state))
-        refused, unchanged = ask(mine, staleness)
-        if counts_itself(mine.inner_state):
-            with members_of(number):
-                _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
-            raised, unchanged = add_own_counts(unchanged, after)
-            refused = raised if refused is None else refused | raised
-        before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
-        with members_of(number):
-            updates, inner_state = inner.update(updates, before, params, **extra_args)
+        extra_args |= {"worker": index, "num_workers": number, "staleness": staleness, "stale_params": stale_params}
+        before = ask(mine.inner_state, staleness)
+        if may_refuse := bool(nodes(before, Refusals)):
+            before = slots.begin_commit(before)
+        updates, inner_state = inner.update(updates, before, params, **extra_args)
         inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
             offer_injected_rate(extra_args["observe"], inner_state)
@@ -134,13 +123,12 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         new = mine._replace(
             clock=jnp.asarray(clock), own_commits=Slots(jnp.asarray(own_commits)), inner_state=inner_state
         )
-        if refused is not None:
-            updates = jax.tree.map(lambda u: jnp.where(refused, jnp.zeros_like(u), u), updates)
-            new = slots.select(~refused, new, unchanged)
-        if worker is None:
-            new = new._replace(inner_state=_unmarked(new.inner_state))
-        state = slots.put(state, new, index)
-        return updates, state._replace(pulled_at=Unnamed(state.pulled_at)) if is_inside else state
+        if may_refuse:
+            dropped = refused(mine.inner_state, inner_state)
+            updates = jax.tree.map(lambda u: jnp.where(dropped, jnp.zeros_like(u), u), updates)
+            unchanged = mine._replace(inner_state=counting_refusals(mine.inner_state, inner_state))
+            new = slots.select(~dropped, new, unchanged)
+        return updates, slots.put(state, new, index)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -185,27 +173,21 @@ def pull_with_anchors(
     view, anchors = params, ()
 
     def begin(mine):
-        inner_state = map_nodes(begin, is_wrapper, mine.inner_state)
-        return mine._replace(inner_state=mine.copies.renewed(inner_state, params, mine.own_commits.value == 0))
+        never_committed = mine.own_commits.value == 0
+        return mine._replace(inner_state=mine.copies.renewed(mine.inner_state, params, never_committed))
 
     def arrive(mine):
         moved = mine.pulled_at.value != mine.clock
 
         def call(node):
             nonlocal view, anchors
-            if is_wrapper(node):  # A wrapper inside this one has a clock of its own.
-                return arrive(node)
             after, view, more = answer_pull(node, params, view, moved)
             anchors += more
             return node if after is node else slots.select(moved, after, node)
 
-        return mine._replace(inner_state=map_nodes(call, is_wrapper_or(has_on_pull), mine.inner_state))
+        return mine._replace(inner_state=map_nodes(call, has_on_pull, mine.inner_state))
 
-    def record(mine):
-        inner_state = map_nodes(record, is_wrapper, mine.inner_state)
-        return _record_pull(mine, view)._replace(inner_state=inner_state)
-
-    for node in jax.tree.leaves(state, is_leaf=is_wrapper_or(has_on_pull)):
+    for node in jax.tree.leaves(state, is_leaf=lambda node: is_wrapper(node) or has_on_pull(node)):
         if has_on_pull(node):
             raise TypeError(
                 f"{type(node).__name__} takes part in pulls, but is outside of gemjax.asynchronous, which would call it; "
@@ -213,7 +195,7 @@ def pull_with_anchors(
             )
     # No wrapper records the view before all nodes were called.
     arrived = map_nodes(lambda node: arrive(begin(_checked_out(node, worker)[0])), is_wrapper, state)
-    put = lambda node, mine: slots.put(node, record(mine), 0 if worker is None else worker)
+    put = lambda node, mine: slots.put(node, _record_pull(mine, view), 0 if worker is None else worker)
     return view, map_nodes(put, is_wrapper, state, arrived), anchors
 
 
@@ -269,27 +251,6 @@ def require_protocol(rule: str, **needed: Any) -> None:
             )
 
 
-@contextlib.contextmanager
-def members_of(num_workers: int | None) -> Iterator[None]:
-    """Let :func:`workers_around` know the number of workers while members make or update their states."""
-    before = _AROUND.set(num_workers)
-    try:
-        yield
-    finally:
-        _AROUND.reset(before)
-
-
-def workers_around() -> int | None:
-    """Return the number of workers of :func:`asynchronous` to a member that makes or updates its state; outside ``None``."""
-    return _AROUND.get()
-
-
-def check_number_around(num_workers: int) -> None:
-    """Raise ``ValueError`` in the ``init`` of a part for ``num_workers`` workers inside of one for another number of them."""
-    if (around := workers_around()) is not None:
-        slots.check_number(num_workers, around)
-
-
 def _checked_out(state: StalenessState, worker: Any) -> tuple[StalenessState, Any]:
     """Return ``state`` with the worker's slot checked out, unless an engine has done so, and the worker's index."""
     num_workers = state.pulled_at.num_workers
@@ -308,17 +269,6 @@ def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple
             stale_params = jax.tree.map(lambda s, p: jnp.where(pulled, s, p), stale_params, params)
         staleness = jnp.zeros_like(staleness)
     return staleness, stale_params
-
-
-def _marked(inner_state: PyTree) -> PyTree:
-    """Return the state in which wrappers are marked: the commit was made without a worker, though they are told one."""
-    mark = lambda node: node._replace(pulled_at=Unnamed(node.pulled_at), inner_state=_marked(node.inner_state))
-    return map_nodes(mark, is_wrapper, inner_state)
-
-
-def _unmarked(inner_state: PyTree) -> PyTree:
-    take_off = lambda node: node._replace(pulled_at=node.pulled_at.pulled_at, inner_state=_unmarked(node.inner_state))
-    return map_nodes(take_off, is_wrapper, inner_state)
 
 
 def _record_pull(mine: StalenessState, view: PyTree) -> StalenessState:

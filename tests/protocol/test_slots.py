@@ -121,27 +121,30 @@ def test_a_worker_writes_its_own_row_alone():
         jax.tree.map(lambda r, p, f=factor: np.testing.assert_array_equal(r, f * p), row, PARAMS)
 
 
-def test_rows_that_are_not_enabled_are_not_written():
-    """Nothing is written even if the new row is not finite."""
-    bad, no, yes = jax.tree.map(lambda p: p * jnp.nan, PARAMS), jnp.array(False), jnp.array(True)
-    assert_rows(slots.enable_writes(filled(), no).write(1, bad), [0, 1, 2])
-    assert_rows(slots.enable_writes(filled(), yes).write(0, PARAMS), [1, 1, 2])
-    for first, second in ((yes, no), (no, yes)):
-        assert_rows(slots.enable_writes(slots.enable_writes(filled(), first), second).write(1, bad), [0, 1, 2])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+def test_a_write_is_undone_unless_all_around_it_apply_the_commit(first, second):
+    """Also if the new row is not finite."""
+    row = jax.tree.map(lambda p: p * jnp.nan, PARAMS)
+    during = slots.begin_commit(before := filled())
+    inside = slots.select(jnp.array(first), slots.begin_commit(during).write(1, row), during)
+    old, new = inside.change()
+    assert [bool(jnp.isnan(one["b"])) for one in (old, new)] == [False, first]
+    found = slots.select(jnp.array(second), inside, before)
+    assert_rows(found, [0, jnp.nan if first and second else 1, 2])
+    assert jax.tree.structure(found) == jax.tree.structure(before)
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_select_keeps_the_rows_and_removes_the_flag(applied):
-    """Shared rows need no choice, because a commit that is not applied writes none."""
+def test_select_keeps_the_rows_and_undoes_the_write(applied):
+    """Shared rows need no choice, which would copy them."""
     old = {"rows": filled(), "count": jnp.int32(1)}
-    new = slots.enable_writes(old, jnp.array(applied))
+    new = slots.begin_commit(old)
     new = {"rows": new["rows"].write(1, jax.tree.map(lambda p: 9 * p, PARAMS)), "count": jnp.int32(2)}
     found = slots.select(jnp.array(applied), new, old)
     assert jax.tree.structure(found) == jax.tree.structure(old)
     assert_rows(found["rows"], [0, 9 if applied else 1, 2])
     assert int(found["count"]) == 1 + applied
-    assert int(new["rows"].written(jnp.int32(5), jnp.int32(4))) == 4 + applied
-    assert int(found["rows"].written(5, 4)) == 5
 
 
 @pytest.mark.parametrize("worker", [3, 100])
@@ -153,7 +156,8 @@ def test_beyond_the_last_row_nothing_is_written(worker):
 def test_the_worker_and_the_outcome_may_be_traced(applied):
     @jax.jit
     def write_and_read(shared, worker, applied):
-        shared = slots.enable_writes(shared, applied).write(worker, jax.tree.map(lambda p: 7 * p, PARAMS))
+        written = slots.begin_commit(shared).write(worker, jax.tree.map(lambda p: 7 * p, PARAMS))
+        shared = slots.select(applied, written, shared)
         return shared, shared.read(worker)
 
     for worker in range(3):

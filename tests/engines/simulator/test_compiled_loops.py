@@ -79,15 +79,25 @@ def stacked_copies(hlo: str) -> list[str]:
 @pytest.mark.parametrize(("window", "with_pulls"), [(1, False), (1, True), (5, True)])
 def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     """A commit costs the same at 4 workers and at 1,024."""
+    assert_no_copies(make(STACK), make.local, window, with_pulls)
+
+
+@pytest.mark.slow
+def test_the_compiled_loop_copies_no_shared_rows_of_a_method_that_refuses():
+    tx = gemjax.asynchronous(optax.chain(gemjax.rules.drop_stale(8), gemjax.lsgd(num_workers=STACK)), STACK)
+    assert_no_copies(tx, gemjax.LocalSteps(optax.sgd(0.1), period=2))
+
+
+def assert_no_copies(tx, local, window=1, with_pulls=False):
     params = {"w": jnp.ones((33, 17)), "b": jnp.ones(17)}
 
     def loss_fn(params, batch):
         return jnp.mean(jnp.tanh(batch @ params["w"] + params["b"][None]) ** 2)
 
     batches = gemjax.Computed(lambda worker, step: jnp.full((5, 33), 0.01) * (worker + step))
-    if make.local:
-        batches = LocalBatches(batches, make.local)
-    transition = Transition(tx=make(STACK), loss_fn=loss_fn, num_workers=STACK, local=make.local).bind(params)
+    if local:
+        batches = LocalBatches(batches, local)
+    transition = Transition(tx=tx, loss_fn=loss_fn, num_workers=STACK, local=local).bind(params)
     state = transition.init(params)
     trace = gemjax.arrivals.RoundRobin(STACK).trace(16)
     inputs = loops.inputs(trace.events(), batches, 16, window)
