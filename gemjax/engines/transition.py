@@ -274,7 +274,7 @@ class Transition(WorkerStep):
     def is_sound(self, before: RunState, after: RunState) -> jax.Array:
         """Return True if the commit that led to ``after`` ruined neither parameters nor states.
 
-        A view that overflows is left to its worker, whose gradient there is not finite.
+        A view that overflows is not judged here: the gradient at it is rejected if it is not finite.
         """
         parts = lambda state: (state.params, state.model_state, state.opt_state)
         return stays_sound(parts(before), parts(after), after.params, self.joined_bytes)

@@ -22,7 +22,7 @@ PyTree = Any
 
 
 class KeptView(NamedTuple):
-    """The parts of a view that the state of a run keeps; other parts of that state tell the rest."""
+    """The parts of a view that have no other place in the state of a run."""
 
     params: PyTree
     model_state: PyTree

@@ -25,6 +25,7 @@ from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import (
     asynchronous,
     check_num_workers,
+    is_asynchronous,
     require_protocol,
 )
 
@@ -86,9 +87,14 @@ def merge_quorum(
 
     def init_fn(params) -> Any:
         mean = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
+        if is_asynchronous(state := inner.init(params)):
+            raise ValueError(
+                "inner of merge_quorum is a whole method, whose staleness would count other commits than it receives; give a "
+                "plain optax transformation, such as optax.sgd(0.7)"
+            )
         kind, leaves = jnp.result_type(float), len(jax.tree.leaves(mean)) if merge == "radial" else 0
         return MergeQuorumState(
-            jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), mean, inner.init(params),
+            jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), mean, state,
             None if per_step is None else MadeFor(len(per_step)),
         )  # fmt: skip
 

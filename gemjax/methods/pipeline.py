@@ -140,7 +140,8 @@ def delay_stages(
 
     def update_fn(updates, state, params=None, **extra_args) -> Any:
         delays = delays_of(num_stages, stages, updates)
-        has_several_workers = (extra_args.get("num_workers") or 1) > 1
+        number = extra_args.get("num_workers")  # Traced, where the caller has compiled this function.
+        has_several_workers = number is not None and not (isinstance(number, int) and number == 1)
 
         def at_delay(newest, older):
             return jax.tree.map(lambda delay, *each: each[delay], delays, newest, *older), (newest, *older)[:-1]

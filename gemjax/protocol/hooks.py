@@ -73,7 +73,9 @@ class NeedsRounds(NeedsLocalSteps):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class MadeFor:
-    """Mark of a rule that works with this number of workers alone; it is empty, and not inside of ``Slots``.
+    """Mark of a rule that works with this number of workers alone; it holds no arrays.
+
+    Inside of ``Slots`` only :func:`gemjax.per_worker` looks at it, and compares it with 1.
 
     Args:
       num_workers: N.
@@ -92,7 +94,7 @@ class Refusals:
     A commit at which it rises is refused: it changes neither parameters nor clock nor any memory, and its worker pulls again. A
     rule that refuses commits has a node in its state with a method ``refuses(staleness)``, which is or contains this count:
     :func:`gemjax.asynchronous` asks it before each commit, and counts. A rule whose answer depends on more than its state and
-    the staleness has this node alone, and raises the count in ``update``.
+    the staleness has this count without ``refuses``, and raises it in ``update``.
     """
 
     count: jax.Array  # int32 []

@@ -111,6 +111,19 @@ def _follow(program: Any, sources: dict[int, str]) -> None:
             sources[id(outs[0])] = sources[id(ins[0])]
 
 
+def check_nested(state: PyTree, num_workers: int) -> None:
+    """Raise ``ValueError`` if methods in ``state``, which is to be a part of another one, cannot share its clock and pulls."""
+    for steps in nodes(state, optax.MultiStepsState):
+        if nodes(steps, StalenessState):
+            raise ValueError(
+                "optax.MultiSteps around a method is inside of gemjax.asynchronous, where a staleness would count other "
+                "commits than the method does; put it around the whole, optax.MultiSteps(method, k)"
+            )
+    for node in jax.tree.leaves(state, is_leaf=lambda node: is_wrapper(node) or is_slots(node)):
+        if is_wrapper(node):
+            check_number(node.pulled_at.num_workers, num_workers)
+
+
 def without_wrappers(state: PyTree, copies: Copies) -> tuple[PyTree, Copies]:
     """Return ``state`` with the states of the members in place of those of their wrappers, and ``copies`` with theirs."""
     sources = copies.sources
@@ -132,7 +145,7 @@ def check_of_one_run(state: PyTree, function: str) -> None:
 
 
 def check_made_for(state: PyTree, num_workers: int) -> None:
-    """Raise ``ValueError`` if a rule in ``state``, which is not that of one worker, was made for another number of workers."""
+    """Raise ``ValueError`` if a rule outside of ``Slots`` was made for another number of workers."""
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (MadeFor, Slots))):
         if isinstance(node, MadeFor) and node.num_workers != num_workers:
             if node.advice:
@@ -158,7 +171,7 @@ def map_nodes(fn: Callable, is_node: Callable, tree: PyTree, *rest: PyTree) -> P
 
 
 def ask(inner_state: PyTree, staleness: jax.Array) -> PyTree:
-    """Ask the rules if they refuse a commit of this staleness; return the state with a count more for each that does."""
+    """Ask the rules if they refuse a commit of this staleness; return the state with the count of each that does raised."""
 
     def ask_one(node):
         if not nodes(node, Refusals):

@@ -131,7 +131,7 @@ class SharedRows:
     def settle(self, applied: jax.Array, *, is_last: bool) -> "SharedRows":
         """Return the rows after a commit, whose write is undone unless ``applied``.
 
-        The last call for a commit undoes it, after all that is computed from the rows: a write before that would copy them all.
+        Only the last call of a commit undoes it: a write before the last read of the rows would copy them all.
         """
         if self.replaced is None:
             return SharedRows(self.rows)
@@ -206,7 +206,8 @@ def read_own_rows(tree: PyTree, worker: jax.typing.ArrayLike, num_workers: int) 
 def select(applied: jax.Array, new: PyTree, old: PyTree, joined_bytes: int = 0) -> PyTree:
     """Return ``new`` where ``applied``, else ``old``; arrays up to ``joined_bytes`` are chosen together if all are as small.
 
-    :class:`SharedRows` are taken from ``new`` without a choice, which would copy all rows; their write is undone instead.
+    :class:`SharedRows` are taken from ``new`` without a choice, which would copy all rows. Unless ``applied``, their write is
+    undone.
     """
     leaves, treedef = jax.tree.flatten(new, is_leaf=is_rows)
     before, changed = treedef.flatten_up_to(old), []

@@ -21,6 +21,7 @@ from gemjax.protocol.nodes import (
     StalenessState,
     ask,
     check_made_for,
+    check_nested,
     check_of_one_run,
     copies_in,
     counting_refusals,
@@ -46,7 +47,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     - ``staleness``: :math:`\tau = t - t_w`, the commits applied since that worker's pull, an int32 scalar;
     - ``stale_params``: :math:`s_w`, like ``params``; ``None`` unless a member asks for it by
       :class:`gemjax.rules.ReadsStaleParams`;
-    - ``num_workers``: N, an int;
+    - ``num_workers``: N, an int; 1 inside of :func:`gemjax.per_worker`;
     - ``local_steps``: 1 if it is not given and no member expects displacements;
     - what else is given to ``update``; engines give the losses and the number of local steps behind a commit.
 
@@ -87,7 +88,9 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     def init_fn(params):
         number = operator.index(num_workers)
-        inner_state, copies = without_wrappers(inner.init(params), copies_in(inner.init, params))
+        inner_state, copies = inner.init(params), copies_in(inner.init, params)
+        check_nested(inner_state, number)
+        inner_state, copies = without_wrappers(inner_state, copies)
         check_made_for(inner_state, number)
         state = StalenessState(
             clock=jnp.zeros([], jnp.int32),
@@ -101,6 +104,11 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     def update_fn(updates, state, params=None, *, worker=None, **extra_args):
         if not is_wrapper(state):  # That of the members: another wrapper around this one keeps the rest.
+            if "num_workers" not in extra_args:
+                raise TypeError(
+                    f"{type(state).__name__} is not the state that the init of gemjax.asynchronous returned; give that one, "
+                    "and put transformations that pass on no extra arguments around the whole method"
+                )
             return inner.update(updates, state, params, worker=worker, **extra_args)
         if params is not None:
             check_alike("the gradient", updates, params)
@@ -109,7 +117,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         # A gradient is one step; the number behind a displacement is not known.
         if not needs_local_steps(mine):
             extra_args.setdefault("local_steps", 1)
-        # A number that optax.inject_hyperparams has traced is in the state, too.
+        # Under optax.inject_hyperparams N is traced; then the stacked state has it.
         number = state.pulled_at.num_workers or (None if isinstance(num_workers, jax.core.Tracer) else int(num_workers))
         extra_args |= {"worker": index, "num_workers": number, "staleness": staleness, "stale_params": stale_params}
         before = ask(mine.inner_state, staleness)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from methods.rows import METHODS as ROWS
 from protocol.commits_and_pulls import PARAMS, READINGS, equal, gradients, run
 
 import gemjax
@@ -153,3 +154,29 @@ def test_hyper_parameters_injected_inside_the_wrapper():
     energy = optax.inject_hyperparams(gemjax.rules.match_energy)(momentum=0.9, kappa=1.0)
     tx = gemjax.asynchronous(optax.chain(optax.scale_by_learning_rate(0.1), energy), num_workers=3)
     equal(run(tx)[0], run(gemjax.gem(0.1, num_workers=3))[0], rtol=1e-5)
+
+
+# --- Methods inside of others
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_method_inside_of_another_one_is_for_as_many_workers(row):
+    outer = gemjax.asynchronous(optax.chain(optax.clip(1.0), row(2)), num_workers=3)
+    with pytest.raises(ValueError, match="a state for 2 workers is inside one for 3"):
+        outer.init(jnp.ones(4))
+
+
+def test_several_steps_around_a_method_are_no_part_of_another_one():
+    """The method would count other commits than the staleness that it receives."""
+    inside = optax.MultiSteps(gemjax.rennala(0.1, num_workers=4), 4)
+    with pytest.raises(ValueError, match="put it around the whole"):
+        gemjax.asynchronous(inside, 4).init(jnp.ones(2))
+    with pytest.raises(ValueError, match="inner of merge_quorum is a whole method"):
+        gemjax.rules.merge_quorum(gemjax.rennala(0.1, num_workers=4), 2).init(jnp.ones(2))
+
+
+def test_the_state_of_the_chain_alone_is_no_state_of_the_method():
+    """It has one slot, which all workers would share."""
+    chain = optax.chain(gemjax.per_worker(optax.trace(0.9)), optax.scale(-1.0))
+    with pytest.raises(TypeError, match=r"is not the state that the init of gemjax.asynchronous returned"):
+        gemjax.asynchronous(chain, 2).update(jnp.ones(2), chain.init(jnp.ones(2)), jnp.ones(2), worker=1)
