@@ -112,8 +112,8 @@ class Epochs(OwnEpochs):
     many millions of rows take :class:`gemjax.Shards`, whose orders are those of shares, or :class:`gemjax.Stream`, with one.
 
     Args:
-      data: pytree of arrays with a common leading axis of n rows. No source of batches copies its data: a replay after they
-        were changed is of other data.
+      data: pytree of arrays with a common leading axis of n rows. Data are not copied: if the arrays change, a replay uses the
+        changed ones.
       batch_size: rows per batch, in 1 … n.
       seed: decides all orders; a non-negative int, default 0.
 
@@ -150,8 +150,8 @@ class Stream(Rows):
     next batch as soon as it has committed, even if its commit was rejected or dropped. A worker that pulls again without a
     commit keeps its batch. The batch of a worker that leaves, is lost or is retired goes to the worker that draws next, unless
     two workers in turn have failed with it. With :class:`gemjax.LocalSteps` a draw is as many consecutive batches as the
-    period, which must be the same for all workers. So the stream follows from the trace, whose column ``draw`` counts it: by
-    an arrival model, or as recorded on devices.
+    period, which must be the same for all workers. So the trace, modelled or recorded, fixes the stream: its column ``draw``
+    is the position of each commit in it.
 
     Args:
       data: pytree of arrays with a common leading axis of n rows.
@@ -195,10 +195,7 @@ class Stream(Rows):
 
 
 def any_worker_takes(batches: Any) -> bool:
-    """Return True if the draw alone decides a batch, so that it can be read ahead for any worker: that of a :class:`Stream`.
-
-    Other sources may also use the worker and its step, and local steps count these.
-    """
+    """Return True if the draw alone decides a batch, as in a :class:`Stream`: it can be read ahead for any worker."""
     while getattr(type(batches), "select", None) is Wrapper.select:
         batches = batches.batches
     return getattr(type(batches), "select", None) is Stream.select

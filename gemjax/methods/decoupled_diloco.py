@@ -181,7 +181,7 @@ def decoupled_diloco(
 
     at every K-th commit of a fragment, for each of its tensors, with :math:`v = 0` at the start, :math:`\Delta_j` the K
     displacements since the last step, :math:`\tau_j` the local steps that each took since its worker pulled the fragment, and
-    :math:`c_j` its tokens in them. Tensors whose directions cancel out do not move.
+    :math:`c_j` the tokens it processed in those steps. Tensors whose directions cancel out do not move.
 
     Reductions: with ``merge="mean"``, ``buffer_size=num_workers`` and equal numbers of steps and tokens it is
     :func:`gemjax.streaming_diloco`; with one fragment, too, :func:`gemjax.diloco`.

@@ -96,8 +96,8 @@ def delayed_nesterov(
     r"""Delayed Nesterov: each displacement acts at once, and the momentum changes once per round.
 
     Workers run local steps and commit their displacements. A Nesterov momentum that takes in each displacement on arrival
-    carries stale ones on, one after another. Here the momentum takes in the mean of :math:`K` displacements, and the commits
-    before the last of a round are plain steps. The :math:`K` steps of a round together are one Nesterov step.
+    carries each stale displacement into later steps. Here the momentum takes in the mean of :math:`K` displacements, and
+    the commits before the last of a round are plain steps. The :math:`K` steps of a round together are one Nesterov step.
 
     .. math::
 

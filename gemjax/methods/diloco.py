@@ -79,7 +79,7 @@ def diloco(
     check_momentum("momentum", momentum)
     check_bool("nesterov", nesterov)
     check_num_workers(num_workers)
-    # Outside the rounds, so that its schedule counts commits.
+    # The learning rate stays outside `in_rounds`, so that its schedule counts commits.
     outer = in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
     return asynchronous(
         optax.chain(displacements(in_rounds=True), outer, scale_by_learning_rate(learning_rate)), num_workers

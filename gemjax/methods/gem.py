@@ -20,7 +20,7 @@ QUANTILES = {"pi_05": 0.05, "pi_25": 0.25, "pi_median": 0.5, "pi_75": 0.75, "pi_
 
 
 class BeforeCommit(NamedTuple):
-    """Central variable as the worker's last commit found it.
+    """Central variable just before the worker's last commit.
 
     A pull without a commit (after a rejected gradient, or a retry) takes the central variable instead, if that has moved.
     """

@@ -73,7 +73,7 @@ def one_step_delay(
     *,
     strength: float = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""One-step-delay correction: each update is followed by the correction of the update before.
+    r"""One-step-delay correction: each update is extended by its difference from the previous one.
 
     In a pipeline with two versions of the weights every gradient is one step old. The part that the delayed optimizer did not
     know at its last update, :math:`u_t - u_{t-1}`, is added to the next one, as error feedback does with the error of a

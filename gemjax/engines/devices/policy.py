@@ -23,7 +23,7 @@ class Policy:
     computed is dropped, it pulls, and begins its step again (algorithm 2 of Ringmaster ASGD; in the simulator
     :class:`gemjax.arrivals.Interrupted`). Every commit then has a staleness below R. Local steps end at the next step, because
     each is a program of its own in such a run. A single gradient is finished on its device, but neither sent nor committed.
-    ``history["interrupted"]`` has the interruptions since the worker's commit before.
+    ``history["interrupted"]`` has the interruptions since the worker's previous commit.
 
     **Faults.** A worker that raises pulls and repeats its step, up to ``retries`` times in a row; then it is retired. The same
     holds if a source (:class:`gemjax.FromSource`) cannot read its batch, or if nothing can be sent to its device. A worker that

@@ -61,7 +61,7 @@ def run_on_devices(
 
     The calling thread owns the central variable: it dispatches a gradient to every worker, takes finished workers from
     one queue, first finished first served, commits, and sends the worker its next view. It never waits for one particular
-    worker, so a slow or hung one delays no other (but eight that hang block a device that they share); with a
+    worker, so a slow or hung one delays no other (eight hung workers on one device do block it); with a
     ``deadline`` in the policy a hung worker is given up, and the run fails when all are. A commit and the pull that
     follows are one compiled program on the device of the central variable. The first round starts when all programs are
     compiled. What a handler of a signal raises, as Ctrl-C does, is raised between two commits, with the result so far; a
@@ -116,8 +116,8 @@ def run_on_devices(
         is for one worker and neither ``num_workers`` nor ``placement`` is given; if more than ``num_commits`` have been
         made; if two learning rates multiply, as in :func:`gemjax.simulate`; if a worker is given up; if nothing has
         happened for a minute, with the workers that the run waits for (it goes on waiting); at the end, if the run has
-        diverged, as in :func:`gemjax.simulate`, or a method that is defined in rounds had some without all workers. Once each,
-        by Python's default.
+        diverged, as in :func:`gemjax.simulate`, or a method that is defined in rounds had rounds without every worker. Once
+        each, by Python's default.
 
     Raises:
       TypeError: if an argument is of the wrong type, such as a method that is not called.

@@ -12,6 +12,7 @@ from engines.devices.device_runs import ASGD, QUADRATIC, assert_consistent, even
 from engines.problems import Abreast, Behind, Problem, assert_close, assert_same_bits
 
 import gemjax
+from gemjax.engines import loss
 from gemjax.engines.devices.scheduler import Scheduler
 from gemjax.telemetry import eventlog
 
@@ -26,6 +27,11 @@ def test_a_run_is_recorded_and_can_be_replayed():
     for name in ("loss", "gap"):
         np.testing.assert_allclose(result.history[name], again.history[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert float(result.history["loss"][-4:].mean()) < float(result.history["loss"][:4].mean())
+
+
+def test_no_metric_can_replace_a_column_of_the_history():
+    result = run(num_commits=3, policy=gemjax.Policy(interrupt=8))
+    assert result.history.keys() <= loss.COLUMNS
 
 
 @pytest.mark.parametrize("num_commits", [0, 3, 17])
