@@ -90,7 +90,7 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     command = ["benchmark", "--quick", "--out", str(out)]
     assert cli.main([*command, "--methods", "asgd"]) == 0
     text = (out / "benchmark-quick.md").read_text()
-    assert "Measured so far: 4 of 6 pairs" in text
+    assert "| pairs of a method and a setting, measured so far | 4 of 6 |" in text
     assert "| digits, 16 unequal workers | 1 of 3 | `asgd` |" in text
     assert "`gem`" not in text
     before = len(inline.made)
@@ -98,13 +98,13 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     elsewhere = ["--work", str(tmp_path / "elsewhere")]
     assert cli.main([*command, "--methods", "gem", *elsewhere]) == 0
     text = (out / "benchmark-quick.md").read_text()
-    assert "Measured so far: 5 of 6 pairs" in text
+    assert "| pairs of a method and a setting, measured so far | 5 of 6 |" in text
     assert "**`gem`**" in text
     assert "| `asgd` |" in text
     assert len(inline.made) == before + 19
-    assert "Cost so far: 95 runs, 1.6 process minutes" in text
+    assert "| runs so far | 95 |\n| process minutes so far | 1.6 |" in text
     assert cli.main(command) == 0
-    assert "All 1 settings are measured, with" in (out / "benchmark-quick.md").read_text()
+    assert "measured so far | 6 of 6 |" in (out / "benchmark-quick.md").read_text()
     before = len(inline.made)
     assert cli.main([*command, "--anew", *elsewhere]) == 0  # The runs of `gem` are in its work folder.
     assert len(inline.made) == before + 5 * 19
