@@ -16,11 +16,8 @@ from train.common.console import show_table
 from train.task import losses, models
 
 PyTree = Any
-WORKERS, PERIOD, ROUNDS = (
-    8,
-    16,
-    8,
-)  # The DiLoCo that is compared with a program by hand; the goal is a ratio of at most 1.1.
+# The DiLoCo that is compared with a program by hand; the goal is a ratio of at most 1.1.
+WORKERS, PERIOD, ROUNDS = 8, 16, 8
 BATCH_SIZE, LENGTH, ROWS = 2, 32, 4096  # Rows per batch, tokens per row, and rows of the data.
 WIDTH = 0.5  # Width of the transformers.
 RATE, MOMENTUM, LOCAL_RATE = 0.7, 0.9, 1e-3
