@@ -221,6 +221,7 @@ OTHER_KINDS = [
     (lambda: gemjax.FromSource({"x": X}), "Epochs"),
     (lambda: gemjax.FromSource(X), "Epochs"),
     (lambda: gemjax.OnHost(ones), "OnHost"),
+    (lambda: arrivals.Barrier(GAMMA, quorum=GAMMA.num_workers + 1), "quorum"),
     (lambda: arrivals.Delayed(arrivals.Barrier(GAMMA)), "Barrier"),
     (lambda: gemjax.summarise(TRACE), "run"),
     (lambda: gemjax.timeline("run.jsonl"), "run"),

@@ -12,33 +12,56 @@ from gemjax.protocol.trace import Trace
 
 @dataclasses.dataclass(frozen=True)
 class Barrier(Around):
-    """Another model with a barrier: all workers commit when the slowest has finished, and then all pull. Synchronous SGD.
+    """Another model in rounds: the first m workers that finish commit together, and then all pull. Synchronous SGD.
 
-    The N gradients of a round are computed at the same view; with :func:`gemjax.asgd` at 1/N of a rate they are one step of
-    that rate on their mean. In the virtual time of the same model it is the baseline of asynchronous runs.
+    With m = N, the default, a round waits for the slowest worker. With m < N it does not: the other workers are called back at
+    the end of the round and begin again (backup workers, m-synchronous SGD). The m gradients of a round are computed at the
+    same view; with :func:`gemjax.asgd` at 1/m of a rate they are one step of that rate on their mean. In the virtual time of
+    the same model it is the baseline of asynchronous runs.
+
+    A gradient that is called back uses up its duration, but no step: the worker computes it again from the same batch and key
+    at the newer view. Real workers have these rounds with ``gemjax.Policy(quorum=m, interrupt=m)``.
 
     Args:
       model: how long workers compute.
+      quorum: m, the gradients of a round, from 1 to N; default N.
+
+    Raises:
+      ValueError: if ``quorum`` is not an int from 1 to N.
 
     >>> from gemjax.arrivals import ConstantSpeeds
     >>> trace = Barrier(ConstantSpeeds([4.0, 1.0])).trace(4)
     >>> trace.time, trace.pulled_at
     (array([1., 1., 2., 2.]), array([0, 0, 2, 2], dtype=int32))
+    >>> trace = Barrier(ConstantSpeeds([4.0, 2.0, 1.0]), quorum=2).trace(4)  # Worker 2 never finishes in time.
+    >>> trace.worker, trace.time
+    (array([0, 1, 0, 1], dtype=int32), array([0.5, 0.5, 1. , 1. ]))
+
+    References:
+      Chen et al., `Revisiting Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_, 2016; Begunov & Tyurin, `Do We
+      Need Asynchronous SGD? <https://arxiv.org/abs/2602.03802>`_, 2026
     """
 
     composes = False
+    quorum: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.quorum is not None:
+            integer("quorum", self.quorum, 1, self.num_workers)
 
     def trace(self, num_commits, seed=0):
         integer("num_commits", num_commits, 0)
-        workers = self.num_workers
-        rounds = -(-num_commits // workers)
-        taken = np.stack([draw(self.model, w, seed, rounds) for w in range(workers)], axis=1)
-        order = np.argsort(taken, axis=1, kind="stable").ravel()[:num_commits]
+        first = self.quorum or self.num_workers
+        rounds = -(-num_commits // first)
+        taken = np.stack([draw(self.model, w, seed, rounds) for w in range(self.num_workers)], axis=1)
+        order = np.argsort(taken, axis=1, kind="stable")[:, :first]
+        last = np.take_along_axis(taken, order[:, -1:], axis=1)
         return Trace(
-            order,
-            np.repeat(np.arange(rounds) * workers, workers)[:num_commits],
-            time=np.repeat(np.cumsum(taken.max(axis=1)), workers)[:num_commits],
-            num_workers=workers,
+            order.ravel()[:num_commits],
+            np.repeat(np.arange(rounds) * first, first)[:num_commits],
+            time=np.repeat(np.cumsum(last), first)[:num_commits],
+            num_workers=self.num_workers,
         )
 
 

@@ -17,7 +17,9 @@ class Policy:
 
     **Quorum.** With ``quorum=Q`` gradients wait until there are Q of them, then for another ``grace`` seconds, or until no
     worker is in flight. Then all of them commit one after the other, and only then do their workers pull. Q = N is a barrier,
-    the default of a method that is defined in rounds (:func:`gemjax.diloco`, :func:`gemjax.streaming_diloco`).
+    the default of a method that is defined in rounds (:func:`gemjax.diloco`, :func:`gemjax.streaming_diloco`). A slower worker
+    commits in a later round, unless ``interrupt=Q`` calls it back: then the first Q gradients make the round, no gradient is
+    of an earlier one, and the run is m-synchronous SGD (in the simulator ``gemjax.arrivals.Barrier(model, quorum=Q)``).
 
     **Interruption.** With ``interrupt=R`` a worker whose staleness reaches R while it computes is called back: what it has
     computed is dropped, it pulls, and begins its step again (algorithm 2 of Ringmaster ASGD; in the simulator
@@ -41,7 +43,7 @@ class Policy:
         for it to be read, positive; ``None`` (default) sets no limit. It must be longer than the slowest worker needs.
       retries: a non-negative int, default 2.
       interrupt: R, a positive int; ``None`` (default) interrupts no worker. It cannot be combined with ``max_staleness``, which
-        discards nothing, or with a quorum.
+        discards nothing. With a quorum it must be at least Q, so that a round is not called back while it commits.
 
     Raises:
       ValueError: if a value is outside its range.
@@ -68,10 +70,10 @@ class Policy:
         if self.deadline is not None:
             check_positive("deadline", self.deadline)
         waits = self.quorum is not None and self.quorum > 1
-        if (self.max_staleness is not None) + (self.interrupt is not None) + waits > 1:
-            raise ValueError(
-                "max_staleness, quorum and interrupt each decide when a gradient may commit; give only one of the three"
-            )
+        if self.max_staleness is not None and (waits or self.interrupt is not None):
+            raise ValueError("max_staleness= goes with neither quorum= nor interrupt=; leave out the one or the others")
+        if self.interrupt is not None and self.interrupt < (self.quorum or 1):
+            raise ValueError(f"interrupt={self.interrupt} must be at least the quorum, got quorum={self.quorum}")
         if self.grace and not waits:
             raise ValueError("grace is the time after a quorum; give quorum= as well")
 

@@ -41,6 +41,27 @@ def test_a_quorum_continues_without_a_slow_worker():
     np.testing.assert_array_equal(result.trace.pulled_at[7:], np.repeat(np.arange(7, 61, 3), 3))
 
 
+@pytest.mark.slow
+def test_rounds_of_the_first_workers_are_those_of_a_barrier_with_this_quorum(tmp_path):
+    """No gradient of an earlier round is ever committed, and the slow worker is called back until it is in time."""
+    passed, steps = threading.Event(), set()
+
+    def gate(worker, step):
+        steps.add(step)
+        if max(steps) >= 3:  # Three rounds without worker 3.
+            passed.set()
+        if worker == 3:
+            assert passed.wait(60)
+
+    with gemjax.EventLog(tmp_path / "log") as log:
+        result = run(60, policy=gemjax.Policy(quorum=3, interrupt=3), gate=gate, log=log)
+    barrier = gemjax.arrivals.Barrier(gemjax.arrivals.RoundRobin(4), quorum=3).trace(60)
+    np.testing.assert_array_equal(result.trace.pulled_at, barrier.pulled_at)
+    assert all(len(set(row)) == 3 for row in result.trace.worker.reshape(20, 3).tolist())
+    events = list(gemjax.eventlog.read(tmp_path / "log"))
+    assert any(event["event"] == "interrupt" and event["worker"] == 3 for event in events)
+
+
 # --- Members
 
 

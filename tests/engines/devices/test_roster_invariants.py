@@ -16,6 +16,7 @@ POLICIES = {
     "quorum": {"quorum": 3, "grace": 1.0, "deadline": 1.0},
     "barrier": {"quorum": 5},
     "interrupting": {"interrupt": 3, "deadline": 1.0},
+    "m-synchronous": {"quorum": 3, "interrupt": 3, "deadline": 1.0},
 }
 
 

@@ -90,6 +90,19 @@ def test_a_quorum_commits_together_and_then_pulls_together():
     assert run.pulled == [2, 0, 2]
 
 
+def test_a_quorum_that_interrupts_calls_the_others_back_when_its_round_ends():
+    run = Run(4, quorum=2, interrupt=2)
+    run.go()
+    assert run.arrive(2) == []
+    for worker in (0, 3):  # The third of the round comes too late.
+        run.roster.arrived(worker, run.computing.pop(worker), 0.0, (worker, "together"))
+    assert run.go()[:4] == [("commit", 2), ("commit", 0), ("interrupt", 3), ("call back", 1)]
+    assert run.arrive(1)[0] == ("interrupt", 1)
+    assert run.pulled == [2, 2, 2, 2]
+    assert run.arrive(3) == []
+    assert run.arrive(1)[:2] == [("commit", 3), ("commit", 1)]
+
+
 def test_more_than_the_quorum_may_arrive_within_the_grace():
     run = Run(4, quorum=2, grace=1.0)
     run.go()
