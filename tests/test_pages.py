@@ -86,6 +86,9 @@ def test_commands_parse(argv, tmp_path, monkeypatch):
     Path("runs/my-run").mkdir(parents=True)
     Config().save("runs/my-run/config.json")
     Path("runs/my-sweep").mkdir()
+    Path("photos").mkdir()
+    for name in ("rows.npz", "book.txt"):
+        Path(name).touch()
     write_whole("runs/my-sweep/sweep.json", Grid().text())
     parse = PARSERS.get(argv[0], cli.parse) if argv else cli.parse
     parse(argv if parse is cli.parse else argv[1:])

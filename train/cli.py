@@ -18,7 +18,7 @@ from train.config import helptext
 from train.config.config import Config
 from train.config.parsing import COMMANDS, check_resumed, in_flags, in_rounds, parse_flags, start_from, take_resume
 from train.run import tensorboard as scalars
-from train.task.data.names import check_dataset
+from train.task.data.load import check_name
 
 USAGE = "python -m train"
 POLICIES: dict[str, Any] = {
@@ -157,5 +157,5 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         config = in_rounds(config, [config.method], argv)
     if resume and (changed := config.changed(default)):
         raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new run to change that")
-    check_dataset(config.dataset, config.data_dir)
+    check_name(config.dataset, config.data_dir)
     return dataclasses.replace(config, resume=None), resume

@@ -10,14 +10,19 @@ import tyro
 
 from train.common.errors import RecordError
 from train.common.files import write_whole
-from train.config.datasets import DATASETS
+from train.config.datasets import DATASETS, resolved
 from train.config.methods import Method
 from train.config.networks import ModelName
 from train.config.validation import check_values, flag
 
 Options = TypeVar("Options", bound="Common")
 Engine = Literal["devices", "cluster", "simulate"]
-DatasetName = Annotated[str, tyro.conf.arg(metavar="NAME", help=f"{', '.join(DATASETS)} or an image set of TFDS.")]
+DatasetName = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="NAME", help=f"{', '.join(DATASETS)}, a file or folder of your own, or an image set of TFDS."
+    ),
+]
 Schedule = Literal["constant", "cosine"]
 Cluster = Literal[
     "homogeneous", "heterogeneous", "round_robin", "tiered", "barrier", "heterogeneous_barrier", "tiered_barrier"
@@ -56,7 +61,7 @@ class Common:
     variant: Literal["constant", "adaptive"] = "constant"
     """Delay compensation, constant or adaptive (method `dc_asgd` only); see `gemjax.dc_asgd`."""
     model: ModelName = "auto"
-    """Network; `auto` is the data set's own: `digits_cnn`, `gem_cnn` (MNIST), `resnet20` (CIFAR), `transformer` (text)."""
+    """Network; `auto`: `mlp` for features, `digits_cnn`, `gem_cnn` (MNIST), `resnet20` (CIFAR), `transformer` for text."""
     width: float = 1.0
     """Factor on the number of channels and units of the network."""
     depth: int | None = None
@@ -88,8 +93,14 @@ class Common:
     manual_dir: str | None = None
     """Folder with the original files of a data set, needed at its first use; `digits` needs none."""
 
+    test_share: float = 0.2
+    """Share of the rows that are for testing, in (0, 1), of a file or folder of your own without a test part."""
+    image_size: int | None = None
+    """Side in pixels to which the images in a folder of your own are brought; default: their own, or 32 if they differ."""
+
     def __post_init__(self):
         object.__setattr__(self, "decay_epochs", tuple(self.decay_epochs))  # JSON has lists.
+        object.__setattr__(self, "dataset", resolved(self.dataset))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """The data sets of the command line: facts about each, one row per data set.
 
-A new data set needs its builder in `train/task/data/builders` and a row here. Image sets of TFDS need neither.
+A new data set needs its builder in `train/task/data/builders` and a row here. Image sets of TFDS and data of one's own need
+neither.
 """
 
 import dataclasses
+import os
+from pathlib import Path
 
 PerChannel = float | tuple[float, ...]
 
@@ -49,3 +52,23 @@ DATASETS = {
     ),
     "tiny_shakespeare": DatasetFacts("tiny_shakespeare:TinyShakespeare", 7_842, 256, (128,), scale=1.0),
 }
+
+
+def resolved(name: str) -> str:
+    """Return the name of a data set; of a file or folder that exists, the absolute path, which holds in any working folder."""
+    path = os.path.abspath(os.path.expanduser(name))
+    return path if name and name not in DATASETS and os.path.exists(path) else name
+
+
+def is_own(name: str) -> bool:
+    """Return True if a resolved name is the path of a file or folder of one's own."""
+    return os.path.isabs(name) and os.path.exists(name)
+
+
+def label(name: str) -> str:
+    """Return the name of a data set as a part of a file name.
+
+    >>> label("emnist/letters"), label("/home/me/photos.npz")
+    ('emnist-letters', 'photos')
+    """
+    return Path(name).stem if os.path.isabs(name) else name.replace("/", "-")

@@ -19,7 +19,7 @@ START = f"CONFIGURATION is {' or '.join(presets.NAMES)} (default: digits); flags
 
 # Flags by the names of their fields. Those behind a ? are rare and shown by `--help-all` alone.
 GROUPS = {
-    "data": "dataset epochs gradients batch_size seed seeds ?x64 ?augment ?pool ?data_dir manual_dir",
+    "data": "dataset test_share image_size epochs gradients batch_size seed seeds ?x64 ?augment ?pool ?data_dir manual_dir",
     "model": "model ?width ?depth ?dropout weight_decay",
     "method": "method methods learning_rate learning_rates momentum momenta schedule warmup_epochs decay_epochs ?decay_factor "
     "strength strengths ?kappa ?reading ?variant period ?dynamic_periods ?local_optimizer "

@@ -27,6 +27,7 @@ class NetworkFacts:
 
 
 NETWORKS = {
+    "mlp": NetworkFacts("MLP", 1),
     "digits_cnn": NetworkFacts("DigitsCNN", 4, frozenset()),
     "gem_cnn": NetworkFacts("GemCNN", 16, frozenset({"dropout"})),
     "pooled_cnn": NetworkFacts("PooledCNN", 10),
@@ -62,12 +63,14 @@ def pooled(shape: tuple[int, ...], pool: int) -> tuple[int, ...]:
 def own(shape: tuple[int, ...]) -> str:
     """Return the network that `auto` means for rows of `shape`.
 
-    >>> own((8, 8, 1)), own((28, 28, 1)), own((32, 32, 3)), own((224, 224, 3)), own((128,))
-    ('digits_cnn', 'gem_cnn', 'resnet20', 'resnet50', 'transformer')
+    >>> own((8, 8, 1)), own((28, 28, 1)), own((32, 32, 3)), own((224, 224, 3)), own((128,)), own((1, 1, 20))
+    ('digits_cnn', 'gem_cnn', 'resnet20', 'resnet50', 'transformer', 'mlp')
     """
     if len(shape) == 1:
         return "transformer"
     side, channels = min(shape[:2]), shape[2]
+    if side < NETWORKS["digits_cnn"].side:
+        return "mlp"
     if side < NETWORKS["gem_cnn"].side:
         return "digits_cnn"
     if channels == 1 and side <= 32:
@@ -79,7 +82,7 @@ def fitting(shape: tuple[int, ...]) -> list[str]:
     """Return the networks that take rows of `shape`.
 
     >>> fitting((8, 8, 1))
-    ['digits_cnn', 'batchnorm_cnn', 'resnet20']
+    ['mlp', 'digits_cnn', 'batchnorm_cnn', 'resnet20']
     """
     if len(shape) == 1:
         return [name for name, network in NETWORKS.items() if not network.side]
@@ -111,8 +114,8 @@ def check_network(config: Any, shape: tuple[int, ...] | None, changed: Collectio
             else "which no network takes; give a smaller --pool"
         )
         raise DataError(f"--model {name} takes {wanted}; {config.dataset} has {has}, {others}")
-    if config.augment and not network.side:
-        raise DataError(f"--augment is for images; --dataset {config.dataset} is text")
+    if config.augment and (not network.side or (shape is not None and shape[:2] == (1, 1))):
+        raise DataError(f"--augment is for images; --dataset {config.dataset} has none")
     for one in [*changed, *(["depth"] if depth is not None else [])]:
         if one not in network.flags:
             having = [other for other, its in NETWORKS.items() if one in its.flags]

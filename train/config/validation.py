@@ -8,7 +8,7 @@ from typing import Any
 
 from train.common.errors import either
 from train.config import networks
-from train.config.datasets import DATASETS
+from train.config.datasets import DATASETS, is_own
 from train.config.methods import LOCAL_FLAGS, methods_with
 
 MOST_LISTED = 20  # Choices in a message; more are in the help.
@@ -16,7 +16,7 @@ RESOURCES = ("worker_cpus", "worker_gpus", "worker_tpus")  # What Ray reserves p
 # Fields with what their values must be, where nothing else refuses others at once; None is always possible.
 RANGES = (
     (
-        ("workers", "batch_size", "period", "pool", "central_devices", "worker_devices"),
+        ("workers", "batch_size", "period", "pool", "image_size", "central_devices", "worker_devices"),
         lambda value: value >= 1,
         "must be at least 1",
     ),
@@ -27,6 +27,7 @@ RANGES = (
         "must be finite and not negative",
     ),
     (("epochs", "width", "eval_seconds", "variation"), lambda value: 0 < value < math.inf, "must be positive and finite"),
+    (("test_share",), lambda value: 0 < value < 1, "must be in (0, 1)"),
     (("momentum", "local_momentum", "dropout"), lambda value: 0 <= value < 1, "must be in [0, 1)"),
 )  # fmt: skip
 # Flags that act with some values of another flag only.
@@ -91,6 +92,10 @@ def check_values(config: Any) -> None:
         if name in given and (found := getattr(config, other)) not in values:
             able = either([str(value) for value in values])
             raise ValueError(f"{flag(name)} acts only with {flag(other)} {able}; {flag(other)} is {found}")
+    if (useless := given & {"test_share", "image_size"}) and not is_own(config.dataset):
+        raise ValueError(
+            f"{flag(min(useless))} acts only with a file or folder of your own; --dataset is {config.dataset}"
+        )
     facts = DATASETS.get(config.dataset)
     networks.check_network(
         config, networks.pooled(facts.shape, config.pool) if facts else None, given & {"dropout", "width"}

@@ -18,6 +18,7 @@ from train.common import files
 from train.common.errors import RecordError
 from train.common.files import append_whole, check_out
 from train.config.config import Config
+from train.config.datasets import label
 from train.config.parsing import command_of
 from train.run.records.metrics import read_metrics
 from train.run.records.provenance import Provenance
@@ -56,7 +57,7 @@ class RunFolder:
           FileExistsError: if `--out` names the folder of a run, or one with other files.
           UsageError: if the folder cannot be created or written to.
         """
-        default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
+        default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{label(config.dataset)}-{config.method}"
         folder = cls(config.out or default)
         check_out(config.out or default)
         if config.out is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from train.common.errors import UsageError
 from train.common.files import check_out, reserve, write_whole
+from train.config.datasets import label
 from train.run.folder import RUNS
 from train.run.groups.store import Store
 from train.sweep.grid import Cell, Grid
@@ -60,7 +61,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         Raises:
           UsageError: if it cannot be created or written to.
         """
-        folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset.replace('/', '-')}-sweep")
+        folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{label(grid.dataset)}-sweep")
         folder.is_final = grid.out is not None
         check_out(folder.path)
         return folder

@@ -93,7 +93,17 @@ class Grid(Common):
 
     def config(self, cell: Cell) -> Config:
         """Return the configuration of a run in `cell`, with default learning rate, momentum, strength and seed."""
-        names = ["dataset", "batch_size", "cluster", "variation", "data_dir", "manual_dir", *NETWORK]
+        names = [
+            "dataset",
+            "test_share",
+            "image_size",
+            "batch_size",
+            "cluster",
+            "variation",
+            "data_dir",
+            "manual_dir",
+            *NETWORK,
+        ]
         own = set(METHODS[cell.method].flags) & {field.name for field in dataclasses.fields(self)}
         shared = {name: getattr(self, name) for name in (*names, *own)}
         return Config(engine="simulate", method=cell.method, workers=cell.workers, **shared)

@@ -25,7 +25,7 @@ from train.sweep import table as sweep_table
 from train.sweep.folder import Row, SweepFolder
 from train.sweep.grid import Cell, Grid
 from train.task.cluster import cluster
-from train.task.data.names import check_dataset
+from train.task.data.load import check_name
 from train.task.divergence import MARGIN
 from train.task.memory import check_records, may_be_large
 from train.task.methods import make_method
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     grid = parse_flags(Grid, argv, USAGE, begun)
     if not resume:
         grid = in_rounds(grid, grid.methods, argv)
-    check_dataset(grid.dataset, grid.data_dir)
+    check_name(grid.dataset, grid.data_dir)
     grid = dataclasses.replace(grid, resume=None)
     for cell in grid.cells:
         for point in grid.points(cell.method):
@@ -119,6 +119,7 @@ def _run(grid: Grid, folder: SweepFolder, known: dict[Cell, list[Row]], task: Ta
     """Run the cells that are not `known`, write the table and the picture, and return all rows."""
     missing = [cell for cell in grid.cells if cell not in known]
     say(console, f"{_what(grid)}; folder {folder.path}")
+    say(console, f"{grid.dataset}: {task.data}")
     if (most := task.batches.batch_size) < grid.batch_size:
         say(console, f"--batch-size {grid.batch_size} is larger than the data set: a batch has {most} rows")
     if known:

@@ -100,7 +100,7 @@ def _memory(config: Config, params: PyTree) -> dict[str, int]:
 
 
 def announce(config: Config, params: PyTree, task: Task | None, console: Console, place: str = "") -> None:
-    """Print a line on a run, and one on its batches if the data have fewer rows than the configuration asks for.
+    """Print a line on a run and one on its data, and one on its batches if the data have fewer rows than a batch asks for.
 
     Args:
       config: the run.
@@ -116,5 +116,7 @@ def announce(config: Config, params: PyTree, task: Task | None, console: Console
         f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, {commits}engine "
         f"{config.engine} ({jax.default_backend()}){place}",
     )
+    if task is not None:
+        say(console, f"{config.dataset}: {task.data}")
     if task is not None and (rows := task.batches.batch_size) < config.batch_size:
         say(console, f"--batch-size {config.batch_size} is larger than the data: a batch has {rows} rows")

@@ -23,7 +23,19 @@ from train.task.methods import local_steps, make_method
 
 PyTree = Any
 # Fields that decide a task, besides the seed and the number of its commits.
-DECIDING = ("dataset", "batch_size", "model", "width", "depth", "dropout", "augment", "pool", "x64")
+DECIDING = (
+    "dataset",
+    "batch_size",
+    "model",
+    "width",
+    "depth",
+    "dropout",
+    "augment",
+    "pool",
+    "x64",
+    "test_share",
+    "image_size",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +54,7 @@ class Task:
     params_of: Callable[[int], PyTree]  # seed -> params
     batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
     data_checksum: Callable[[], str]  # Checksum of training and test data.
+    data: str  # Description of the data, in one line.
 
     def of(self, seed: int) -> "Task":
         """Return the task with the parameters and batches of another seed."""
@@ -60,7 +73,7 @@ def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
 
 def parameter_shapes(config: Config) -> PyTree:
     """Return the shapes of the parameters that `config` trains, without data or compilation."""
-    shape, classes = data.spec(config.dataset, data_dir=config.data_dir)
+    shape, classes = data.spec(config.dataset, **_files(config))
     shape = networks.pooled(shape, config.pool)
     model = network(config, shape, classes)
     return jax.eval_shape(lambda: _init(config, model, shape, config.seed))[0]
@@ -68,12 +81,10 @@ def parameter_shapes(config: Config) -> PyTree:
 
 def make_task(config: Config) -> Task:
     """Return the task of a configuration, with its data in memory."""
-    dataset = data.load(config.dataset, data_dir=config.data_dir, manual_dir=config.manual_dir).pooled(config.pool)
-    test_rows = len(jax.tree.leaves(dataset.test)[0])
-    text = "tokens" in dataset.train
-    shape = (dataset.train["tokens"].shape[1] - 1,) if text else dataset.train["image"].shape[1:]
+    dataset = data.load(config.dataset, **_files(config)).pooled(config.pool)
+    test_rows, shape = len(jax.tree.leaves(dataset.test)[0]), dataset.shape
     model = network(config, shape, dataset.num_classes)
-    rows = losses.token_rows(model) if text else _image_rows(config, model, dataset)
+    rows = losses.token_rows(model) if len(shape) == 1 else _image_rows(config, model, dataset)
     evaluate = make_evaluate(rows)
 
     @functools.cache  # Flax compiles the initialisation at each call.
@@ -83,7 +94,7 @@ def make_task(config: Config) -> Task:
     def batches_of(seed: int) -> gemjax.Epochs:
         batch_size = min(config.batch_size, len(jax.tree.leaves(dataset.train)[0]))
         if config.engine == "cluster":
-            return on_each_host.epochs(dataset, batch_size, seed, config.data_dir, config.manual_dir, config.pool)
+            return on_each_host.epochs(dataset, batch_size, seed, pool=config.pool, **_files(config))
         return gemjax.Epochs(dataset.train, batch_size, seed)
 
     test_on = functools.cache(lambda device: jax.device_put(dataset.test, device))
@@ -118,6 +129,7 @@ def make_task(config: Config) -> Task:
         params_of=lambda seed: begin(seed)[0],
         batches_of=batches_of,
         data_checksum=lambda: data.checksum(dataset),
+        data=dataset.described(),
     )
 
 
@@ -149,6 +161,11 @@ def state_shapes(config: Config, task: Task, device: jax.Device) -> gemjax.RunSt
     like = jax.eval_shape(lambda: initial_state(config, task, device))
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like)
+
+
+def _files(config: Config) -> dict[str, Any]:
+    """Return the keywords with which the data of a configuration are loaded."""
+    return {name: getattr(config, name) for name in ("data_dir", "manual_dir", "test_share", "image_size")}
 
 
 def _init(config: Config, model: Any, shape: tuple[int, ...], seed: int) -> tuple[PyTree, PyTree]:

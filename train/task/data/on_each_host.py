@@ -12,7 +12,6 @@ from train.common.errors import DataError
 from train.task.data import load as data
 
 LARGEST_SENT = 64 << 20  # Bytes.
-Folders = tuple[str | None, str | None]  # `data_dir` and `manual_dir`.
 
 
 def epochs(
@@ -22,6 +21,7 @@ def epochs(
     data_dir: str | None = None,
     manual_dir: str | None = None,
     pool: int = 1,
+    **files: Any,
 ) -> gemjax.Epochs:
     """Return all training rows in epochs, for workers in other processes and on other hosts.
 
@@ -32,11 +32,13 @@ def epochs(
       data_dir: folder of the prepared data, as for `load`; the same one on every host.
       manual_dir: folder of the original files, as for `load`, from which a host without prepared data prepares them.
       pool: pixels a side that were averaged in `dataset`, and that each host averages.
+      files: how files of one's own are read, as for `load`.
     """
     if sum(leaf.nbytes for leaf in jax.tree.leaves(dataset.train)) <= LARGEST_SENT:
         return gemjax.Epochs(dataset.train, batch_size, seed)
     made = _Read(dataset.train, batch_size, seed)
-    made.name, made.folders, made.pool = dataset.name, (_absolute(data_dir), _absolute(manual_dir)), pool
+    made.name, made.pool = dataset.name, pool
+    made.files = {"data_dir": _absolute(data_dir), "manual_dir": _absolute(manual_dir)} | files
     return made
 
 
@@ -44,11 +46,11 @@ class _Read(gemjax.Epochs):
     """Epochs that are sent to another process without their data."""
 
     name: str
-    folders: Folders
+    files: dict[str, Any]
     pool: int
 
     def __reduce__(self):
-        return _read, (self.name, _kinds(self.data), self.batch_size, self.seed, self.folders, self.pool)
+        return _read, (self.name, _kinds(self.data), self.batch_size, self.seed, self.files, self.pool)
 
 
 def _kinds(rows: Any) -> dict[str, str]:
@@ -56,19 +58,20 @@ def _kinds(rows: Any) -> dict[str, str]:
     return {name: f"{column.dtype}{list(column.shape)}" for name, column in rows.items()}
 
 
-def _read(name: str, kinds: dict[str, str], batch_size: int, seed: int, folders: Folders, pool: int) -> gemjax.Epochs:
+def _read(
+    name: str, kinds: dict[str, str], batch_size: int, seed: int, files: dict[str, Any], pool: int
+) -> gemjax.Epochs:
     """Return the epochs of the data that this host has.
 
     Raises:
       DataError: if it has none, or other ones; with the host and the remedy.
     """
-    data_dir, manual_dir = folders
     remedy = (
-        f"prepare {name} in the same --data-dir ({data_dir or 'by default that of TFDS'}) on every host of the cluster, or "
-        "share that folder"
+        f"prepare {name} in the same --data-dir ({files['data_dir'] or 'by default that of TFDS'}) on every host of the "
+        "cluster, or share that folder"
     )
     try:
-        rows = data.load(name, data_dir=data_dir, manual_dir=manual_dir).pooled(pool).train
+        rows = data.load(name, **files).pooled(pool).train
     except (OSError, ValueError) as error:
         raise DataError(f"{socket.gethostname()} cannot read {name}: {str(error).rstrip('.')}; {remedy}") from error
     if (found := _kinds(rows)) != kinds:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from train.common.errors import DataError, either
-from train.config.datasets import DATASETS, PerChannel
+from train.config.datasets import DATASETS
 from train.task.data import prepared
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_][A-Za-z0-9_.=-]*)?")
@@ -34,7 +34,8 @@ def find(name: str, root: Path) -> tfds.core.DatasetBuilder:
         close = difflib.get_close_matches(name, dict.fromkeys([*DATASETS, *known]))
         meant = f" (did you mean {either(close)}?)" if close else ""
         raise DataError(
-            f"there is no data set {name!r}{meant}: choose one of {', '.join(DATASETS)}, or an image set of TFDS by its name"
+            f"there is no data set {name!r}{meant}: choose one of {', '.join(DATASETS)}, the path of a "
+            "file or folder, or an image set of TFDS by its name"
         ) from None
     except (ValueError, ImportError) as error:
         raise DataError(f"TFDS cannot make {name}: {str(error).partition(chr(10))[0]}") from error
@@ -91,20 +92,6 @@ def spec(name: str, root: Path) -> tuple[tuple[int, int, int], int]:
         splits = ["train", *(split for split in TESTS if split in builder.info.splits)][:2]
         num_classes = 1 + max(int(prepared.read_labels(builder, split).max()) for split in splits)
     return shape, num_classes
-
-
-def mean_and_std(images: np.ndarray) -> tuple[PerChannel, PerChannel]:
-    """Return mean and standard deviation of images uint8 [n, H, W, C] over 255; per channel if there are several.
-
-    >>> mean_and_std(np.array([0, 255, 0, 255], np.uint8).reshape(1, 2, 2, 1))
-    (0.5, 0.5)
-    """
-    values = np.arange(256) / 255
-    channels = images.reshape(-1, images.shape[-1]).T
-    shares = [np.bincount(channel, minlength=256) / channel.size for channel in channels]
-    means = tuple(float(share @ values) for share in shares)
-    stds = tuple(float(np.sqrt(share @ (values - mean) ** 2)) or 1.0 for share, mean in zip(shares, means, strict=True))
-    return (means, stds) if len(means) > 1 else (means[0], stds[0])
 
 
 def has_tensorflow() -> bool:

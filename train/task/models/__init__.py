@@ -19,11 +19,12 @@ from train.config.networks import NETWORKS, own
 from train.task.models.cnn7 import CNN7
 from train.task.models.gem_cnn import GemCNN
 from train.task.models.resnet import CifarResNet, ResNet50
-from train.task.models.small_cnns import BatchNormCNN, DigitsCNN, PooledCNN
+from train.task.models.small import MLP, BatchNormCNN, DigitsCNN, PooledCNN
 from train.task.models.transformer import Transformer
 
 __all__ = [
     "CNN7",
+    "MLP",
     "BatchNormCNN",
     "CifarResNet",
     "DigitsCNN",

@@ -206,7 +206,9 @@ def test_a_row_has_the_facts_of_the_data(prepared):
 def test_unknown_name_is_refused_with_the_possible_ones(ask, tmp_path):
     with pytest.raises(ValueError, match=r"'cifar' \(did you mean cifar10, cifar100 or ") as raised:
         ask("cifar", data_dir=str(tmp_path))
-    assert f"choose one of {', '.join(DATASETS)}, or an image set of TFDS" in str(raised.value)
+    assert f"choose one of {', '.join(DATASETS)}, the path of a file or folder, or an image set of TFDS" in str(
+        raised.value
+    )
     assert "\n" not in str(raised.value)
 
 

@@ -219,7 +219,7 @@ DIGITS, COLOURS, WORDS = ("digits", (8, 8, 1)), ("colours", (32, 32, 3)), ("word
 @pytest.mark.parametrize(
     ("model", "of", "flags", "message"),
     [
-        ("cnn7", DIGITS, {}, "--model cnn7 .*, which digits_cnn, batchnorm_cnn or resnet20 takes"),
+        ("cnn7", DIGITS, {}, "--model cnn7 .*, which mlp, digits_cnn, batchnorm_cnn or resnet20 takes"),
         ("resnet20", WORDS, {}, "--model resnet20 .*, which transformer takes"),
         ("transformer", DIGITS, {}, "--model transformer takes text"),
         ("resnet20", COLOURS, {"changed": ("dropout",)}, "--dropout acts only with --model gem_cnn or cnn7"),

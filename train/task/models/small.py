@@ -1,4 +1,4 @@
-"""Small networks for images, at which many commits per second can be simulated on a CPU."""
+"""Small networks for features and images, at which many commits per second can be simulated on a CPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from flax import linen as nn
 from train.task.models.layers import BatchNorm, Conv, Convolution, dense, widened
 from train.task.models.ops.convolution import default_implementation
 from train.task.models.ops.layout import ImageLayout, arrange, max_pool, pixel_means
+
+
+class MLP(nn.Module):
+    """Two dense layers of 128 units with a ReLU each and one of the classes, for rows of features and small images."""
+
+    num_classes: int = 10
+    width: float = 1.0
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        del train  # The same network in training and in evaluation.
+        x = images.reshape(images.shape[0], -1)
+        for _ in range(2):
+            x = nn.relu(dense(x, widened(128, self.width)))
+        return dense(x, self.num_classes)
 
 
 class DigitsCNN(nn.Module):
