@@ -16,6 +16,7 @@ from train.common.errors import DataError, RecordError, UsageError, printable
 from train.common.files import FULL, in_words, release
 from train.config import helptext
 from train.config.config import Config
+from train.config.file import show_config, take_config
 from train.config.parsing import COMMANDS, check_resumed, in_flags, in_rounds, parse_flags, start_from, take_resume
 from train.run import tensorboard as scalars
 from train.task.data.load import check_name
@@ -139,6 +140,7 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     """
     given = argv
     argv, default = start_from(list(argv))
+    argv, is_printed = take_config(argv, Config)
     argv, resume = take_resume(argv)
     named = default
     if resume:
@@ -157,5 +159,7 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         config = in_rounds(config, [config.method], argv)
     if resume and (changed := config.changed(default)):
         raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new run to change that")
+    if is_printed:
+        show_config(config)
     check_name(config.dataset, config.data_dir)
     return dataclasses.replace(config, resume=None), resume

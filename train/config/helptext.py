@@ -15,7 +15,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from train.config import presets
 from train.config.validation import flag
 
-START = f"CONFIGURATION is {' or '.join(presets.NAMES)} (default: digits); flags change it."
+START = (
+    f"CONFIGURATION is {' or '.join(presets.NAMES)} (default: digits). --config FILE reads flags from a TOML file or the \
+config.json of a run, later flags override them, and --print-config prints such a file."
+)
 
 # Flags by the names of their fields. Those behind a ? are rare and shown by `--help-all` alone.
 GROUPS = {

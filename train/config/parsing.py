@@ -30,6 +30,11 @@ COMMANDS = {
     "results": "train.claims.summary_table",
     "bench": "train.bench.bench",
 }
+# Names that other programs give to flags, with ours.
+ABBREVIATIONS = {
+    "lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay", "mom": "momentum", "opt": "method", "arch": "model",
+    "data": "dataset", "n": "workers", "steps": "epochs", "output": "out",
+}  # fmt: skip
 
 
 def in_flags(text: str) -> str:
@@ -116,12 +121,35 @@ def parse_flags(options: type, argv: Sequence[str], usage: str, default: Any = N
         raise UsageError(f"{message} ({usage} --help)") from None
     if unknown:
         message = f"Unrecognized options: {', '.join(unknown)}"
-        near = difflib.get_close_matches(unknown[0], [flag(field.name) for field in dataclasses.fields(options)], n=1)
-        message += f"; did you mean {near[0]}?" if near else ""
+        name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
+        near = nearest(name, [field.name for field in dataclasses.fields(options)])
+        message += f"; did you mean {flag(near)}?" if near else ""
         if late := set(presets.NAMES) & set(unknown):
             message += f"; a configuration comes first: {min(late)} and then flags"
         raise UsageError(f"{message} ({usage} --help)")
     return asked
+
+
+def nearest(name: str, fields: Iterable[str]) -> str | None:
+    """Return the field that is probably meant by a name, if any.
+
+    >>> nearest("lr", ["cluster", "learning_rate"]), nearest("lr", ["learning_rates"]), nearest("metod", ["method"])
+    ('learning_rate', 'learning_rates', 'method')
+    """
+    return next(iter(difflib.get_close_matches(ABBREVIATIONS.get(name, name), list(fields), n=1)), None)
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """Return a field and its value as words of a command line.
+
+    >>> words_of("decay_epochs", (1.0, 1.5)), words_of("augment", False), words_of("out", "-a")
+    (['--decay-epochs', '1.0', '1.5'], ['--no-augment'], ['--out=-a'])
+    """
+    if isinstance(value, bool):
+        return [flag(name) if value else flag(f"no_{name}")]
+    values = list(map(str, value if isinstance(value, (tuple, list)) else [value]))
+    is_flag = values[:1] != [] and values[0].startswith("-")
+    return [f"{flag(name)}={values[0]}"] if is_flag else [flag(name), *values]
 
 
 def in_rounds(options: Any, methods: Iterable[str], argv: Iterable[str]) -> Any:
@@ -140,15 +168,8 @@ def command_of(config: Config) -> str:
     """
     words, usual = ["python", "-m", "train"], presets.load("digits")
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if value == getattr(usual, field.name):
-            continue
-        if isinstance(value, bool):
-            words.append(flag(field.name) if value else flag(f"no_{field.name}"))
-        else:
-            values = list(map(str, value if isinstance(value, tuple) else [value]))
-            is_flag = values[:1] != [] and values[0].startswith("-")
-            words += [f"{flag(field.name)}={values[0]}"] if is_flag else [flag(field.name), *values]
+        if (value := getattr(config, field.name)) != getattr(usual, field.name):
+            words += words_of(field.name, value)
     return shlex.join(words)
 
 

@@ -16,6 +16,7 @@ from train.common.console import RunConsole, say
 from train.common.files import alone, in_shell, release
 from train.common.machine import in_its_precision
 from train.config import helptext
+from train.config.file import show_config, take_config
 from train.config.parsing import check_resumed, in_rounds, parse_flags, start_from, take_resume
 from train.run.groups.batch import FinishedRun, fit, memory_of_run, programs, run_batch
 from train.run.groups.progress import GroupProgress
@@ -69,6 +70,7 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     """
     given = argv
     argv, default = start_from(list(argv), swept=True)
+    argv, is_printed = take_config(argv, Grid, "sweep")
     argv, resume = take_resume(argv)
     begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
     helptext.show(argv, USAGE, ABOUT, begun)
@@ -77,6 +79,8 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     grid = parse_flags(Grid, argv, USAGE, begun)
     if not resume:
         grid = in_rounds(grid, grid.methods, argv)
+    if is_printed:
+        show_config(grid, "sweep")
     check_name(grid.dataset, grid.data_dir)
     grid = dataclasses.replace(grid, resume=None)
     for cell in grid.cells:

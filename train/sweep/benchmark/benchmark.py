@@ -19,6 +19,7 @@ from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
 from train.common.files import check_out, write_picture, write_whole
+from train.config.file import show_config, take_config
 from train.config.methods import Method
 from train.config.parsing import parse_flags
 from train.run.folder import RUNS
@@ -111,7 +112,10 @@ class Benchmark:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark that the command line asks for and return the exit status."""
+    argv, is_printed = take_config(list(argv), Benchmark, "benchmark")
     asked = parse_flags(Benchmark, argv, USAGE, description=DESCRIPTION)
+    if is_printed:
+        show_config(asked, "benchmark")
     console = RunConsole()
     check_out(asked.work, "--work")
     known = load(asked.whole, asked.whole.entries(), asked.pool, {})

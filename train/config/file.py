@@ -1,0 +1,111 @@
+"""Configuration files: the flags of a command in TOML, or in the `config.json` of a run."""
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from train.common.errors import UsageError
+from train.config.config import Common, Config
+from train.config.parsing import COMMANDS, nearest, words_of
+
+UNSAVED = ("out", "dry_run", "resume")  # Fields of one call, which `--print-config` and a run's file leave out.
+
+
+def take_config(argv: list[str], options: type, command: str = "") -> tuple[list[str], bool]:
+    """Replace `--config FILE` in a command line by the flags of that file, which later flags override.
+
+    The keys of a file are those of a training run. Other commands take those on data, network and training, and the keys of
+    the table with their own name, such as `[sweep]`.
+
+    Args:
+      argv: words of the command line, without a configuration at the front.
+      options: dataclass of the command's flags.
+      command: name of the command; empty for a training run.
+
+    Returns:
+      The words of the command line, and True if `--print-config` was one of them.
+
+    Raises:
+      UsageError: if the file is no configuration.
+    """
+    is_printed = "--print-config" in argv
+    argv = [word for word in argv if word != "--print-config"]
+    found = [index for index, word in enumerate(argv) if word.split("=")[0] == "--config"]
+    if not found:
+        return argv, is_printed
+    index, (_, equals, path) = found[0], argv[found[0]].partition("=")
+    rest = argv[index + (1 if equals else 2) :]
+    if not equals:
+        path = next(iter(argv[index + 1 : index + 2]), "")
+    if not path:
+        raise UsageError("--config needs the name of a file: FILE.toml, or the config.json of a run")
+    return [*_flags(Path(path), options, command), *argv[:index], *rest], is_printed
+
+
+def show_config(options: Any, command: str = "") -> None:
+    """Print the options of a command as a configuration file, and end.
+
+    Raises:
+      SystemExit: with status 0.
+    """
+    print(text(options, command), end="")
+    raise SystemExit(0)
+
+
+def text(options: Any, command: str = "") -> str:
+    """Return the options of a command as a configuration file; those without a value are left out.
+
+    >>> print(text(Config(batch_size=64))[:45])
+    dataset = "digits"
+    batch_size = 64
+    period = 1
+    """
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    lines = [
+        f"{name} = {_value(value)}\n" for name, value in values.items() if value is not None and name not in UNSAVED
+    ]
+    return "".join([f"[{command}]\n"] * bool(command) + lines)
+
+
+def _value(value: Any) -> str:
+    """Return a value as TOML, whose numbers, lists and strings are written as in JSON."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _flags(path: Path, options: type, command: str) -> list[str]:
+    """Return the flags of a file."""
+    if path.is_dir():  # That of a run.
+        path = path / "config.json"
+    content = path.read_text(encoding="utf-8")
+    try:
+        found = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+    except ValueError as error:
+        raise UsageError(f"{path} is not a configuration file: {error}") from error
+    if path.suffix == ".json":
+        found = {name: value for name, value in found.items() if name not in UNSAVED}
+    tables = {name: found.pop(name) for name in list(found) if name in COMMANDS and isinstance(found[name], dict)}
+    own = {field.name for field in dataclasses.fields(options)}
+    keys = _checked(path, found, {field.name for field in dataclasses.fields(Config)})
+    if command:
+        shared = own & {field.name for field in dataclasses.fields(Common)}
+        keys = {name: value for name, value in keys.items() if name in shared}
+        keys |= _checked(path, tables.get(command, {}), own)
+    return [word for name, value in keys.items() if value is not None for word in words_of(name, value)]
+
+
+def _checked(path: Path, found: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the keys of a file with underscores, as fields have them.
+
+    Raises:
+      UsageError: if there is no such field; with the nearest one.
+    """
+    found = {name.replace("-", "_"): value for name, value in found.items()}
+    for name in found:
+        if name not in names:
+            near = nearest(name, names)
+            raise UsageError(
+                f"{path} has the key {name}, which is no flag" + (f"; did you mean {near}?" if near else "")
+            )
+    return found
