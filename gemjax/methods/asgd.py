@@ -2,9 +2,17 @@
 
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.staleness import asynchronous
+
+DEAN2012LARGE = Paper("inproceedings", "dean2012large", {
+    "author": "Dean, Jeffrey and Corrado, Greg and Monga, Rajat and Chen, Kai and Devin, Matthieu and Le, Quoc V. and "
+    "Mao, Mark Z. and Ranzato, Marc'Aurelio and Senior, Andrew and Tucker, Paul and Yang, Ke and Ng, Andrew Y.",
+    "title": "Large Scale Distributed Deep Networks", "booktitle": "Advances in Neural Information Processing Systems",
+    "year": "2012",
+    "url": "https://papers.nips.cc/paper/2012/hash/6aca97005c68f1206823815f66102863-Abstract.html"})  # fmt: skip
 
 
 def asgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:

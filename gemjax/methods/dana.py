@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.dc_asgd import compensate_delay
+from gemjax.methods.momentum_asgd import HAKIMI2019TAMING
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate, check_momentum
 from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.per_worker import per_worker
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous
+
+PAPERS = {"dana_momentum": (HAKIMI2019TAMING,)}
 
 
 class DanaMomentumState(NamedTuple):

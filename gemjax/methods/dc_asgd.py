@@ -6,12 +6,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import diagnostics
 from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.slots import Slots, match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
+
+ZHENG2017ASYNCHRONOUS = Paper("inproceedings", "zheng2017asynchronous", {
+    "author": "Zheng, Shuxin and Meng, Qi and Wang, Taifeng and Chen, Wei and Yu, Nenghai and Ma, Zhi-Ming and "
+    "Liu, Tie-Yan",
+    "title": "Asynchronous Stochastic Gradient Descent with Delay Compensation",
+    "booktitle": "International Conference on Machine Learning", "year": "2017", "eprint": "1609.08326"})  # fmt: skip
+PAPERS = {"compensate_delay": (ZHENG2017ASYNCHRONOUS,)}
 
 PyTree = Any
 VARIANTS = {"constant": 0.04, "adaptive": 2.0}  # Each with the authors' strength.

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.diloco import DOUILLARD2023DILOCO
 from gemjax.methods.fragments import by_fragment
 from gemjax.methods.leaf_groups import Groups
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import slots
 from gemjax.protocol.checks import (
@@ -28,6 +30,18 @@ from gemjax.protocol.staleness import (
     is_asynchronous,
     require_protocol,
 )
+
+DOUILLARD2026DECOUPLED = Paper("article", "douillard2026decoupled", {
+    "author": "Douillard, Arthur and Rush, Keith and Donchev, Yani and Charles, Zachary and Fallen, Nova and "
+    "Dubey, Ayush and Gog, Ionel and Dean, Josef and Woodworth, Blake and Garrett, Zachary and Keating, Nate and "
+    "Bishop, Jenny and Prior, Henry and Yvinec, Edouard and Szlam, Arthur and Ranzato, Marc'Aurelio and Dean, Jeff",
+    "title": "Decoupled {DiLoCo} for Resilient Distributed Pre-training", "year": "2026", "eprint": "2604.21428"})  # fmt: skip
+PAPERS = {
+    "merge_quorum": (
+        DOUILLARD2026DECOUPLED,
+        DOUILLARD2023DILOCO,
+    )
+}
 
 PyTree = Any
 MERGES = ("radial", "mean")

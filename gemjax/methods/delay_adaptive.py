@@ -3,10 +3,26 @@
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.methods.staleness_aware import scale_by_staleness
 from gemjax.protocol.checks import check_at_least, check_learning_rate
 from gemjax.protocol.staleness import asynchronous, check_num_workers
+
+MISHCHENKO2022ASYNCHRONOUS = Paper("inproceedings", "mishchenko2022asynchronous", {
+    "author": "Mishchenko, Konstantin and Bach, Francis and Even, Mathieu and Woodworth, Blake",
+    "title": "Asynchronous {SGD} Beats Minibatch {SGD} Under Arbitrary Delays",
+    "booktitle": "Advances in Neural Information Processing Systems", "year": "2022", "eprint": "2206.07638"})  # fmt: skip
+KOLOSKOVA2022SHARPER = Paper("inproceedings", "koloskova2022sharper", {
+    "author": "Koloskova, Anastasia and Stich, Sebastian U. and Jaggi, Martin",
+    "title": "Sharper Convergence Guarantees for Asynchronous {SGD} for Distributed and Federated Learning",
+    "booktitle": "Advances in Neural Information Processing Systems", "year": "2022", "eprint": "2206.08307"})  # fmt: skip
+PAPERS = {
+    "delay_adaptive": (
+        MISHCHENKO2022ASYNCHRONOUS,
+        KOLOSKOVA2022SHARPER,
+    )
+}
 
 
 def delay_adaptive(

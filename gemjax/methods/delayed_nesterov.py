@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import (
     check_between,
@@ -18,6 +19,12 @@ from gemjax.protocol.checks import (
 )
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
+
+LIU2024ASYNCHRONOUS = Paper("article", "liu2024asynchronous", {
+    "author": "Liu, Bo and Chhaparia, Rachita and Douillard, Arthur and Kale, Satyen and Rusu, Andrei A. and "
+    "Shen, Jiajun and Szlam, Arthur and Ranzato, Marc'Aurelio",
+    "title": "Asynchronous Local-{SGD} Training for Language Modeling", "year": "2024", "eprint": "2401.09135"})  # fmt: skip
+PAPERS = {"delay_momentum": (LIU2024ASYNCHRONOUS,)}
 
 PyTree = Any
 

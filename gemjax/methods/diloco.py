@@ -3,10 +3,27 @@
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
+
+DOUILLARD2023DILOCO = Paper("article", "douillard2023diloco", {
+    "author": "Douillard, Arthur and Feng, Qixuan and Rusu, Andrei A. and Chhaparia, Rachita and Donchev, Yani and "
+    "Kuncoro, Adhiguna and Ranzato, Marc'Aurelio and Szlam, Arthur and Shen, Jiajun",
+    "title": "{DiLoCo}: Distributed Low-Communication Training of Language Models", "year": "2023",
+    "eprint": "2311.08105"})  # fmt: skip
+WANG2020SLOWMO = Paper("inproceedings", "wang2020slowmo", {
+    "author": "Wang, Jianyu and Tantia, Vinayak and Ballas, Nicolas and Rabbat, Michael",
+    "title": "{SlowMo}: Improving Communication-Efficient Distributed {SGD} with Slow Momentum",
+    "booktitle": "International Conference on Learning Representations", "year": "2020", "eprint": "1910.00643"})  # fmt: skip
+PAPERS = {
+    "in_rounds": (
+        DOUILLARD2023DILOCO,
+        WANG2020SLOWMO,
+    )
+}
 
 
 def diloco(

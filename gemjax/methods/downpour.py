@@ -6,10 +6,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, require_protocol
+
+HERMANS2017ACCUMULATED = Paper("inproceedings", "hermans2017accumulated", {
+    "author": "Hermans, Joeri and Spanakis, Gerasimos and M{\\\"o}ckel, Rico",
+    "title": "Accumulated Gradient Normalization", "booktitle": "Asian Conference on Machine Learning", "year": "2017",
+    "eprint": "1710.02368"})  # fmt: skip
+PAPERS = {"scale_by_local_steps": (HERMANS2017ACCUMULATED,)}
 
 
 def downpour(

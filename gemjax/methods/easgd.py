@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_between, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import Position
@@ -13,6 +14,12 @@ from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.per_worker import per_worker
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+
+ZHANG2015DEEP = Paper("inproceedings", "zhang2015deep", {
+    "author": "Zhang, Sixin and Choromanska, Anna and LeCun, Yann",
+    "title": "Deep Learning with Elastic Averaging {SGD}",
+    "booktitle": "Advances in Neural Information Processing Systems", "year": "2015", "eprint": "1412.6651"})  # fmt: skip
+PAPERS = {"average_elastically": (ZHANG2015DEEP,)}
 
 
 class ElasticState(NamedTuple):

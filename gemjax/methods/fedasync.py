@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.methods.gather import Weight, weight_by_name
+from gemjax.methods.gather import XIE2019ASYNCHRONOUS, Weight, weight_by_name
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.slots import match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
+
+PAPERS = {"mix_with_worker": (XIE2019ASYNCHRONOUS,)}
 
 
 def mix_with_worker(weight: Weight | None = None) -> optax.GradientTransformationExtraArgs:

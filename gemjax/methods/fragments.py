@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
+from gemjax.methods.papers import Paper
 from gemjax.protocol.checks import (
     check_between,
     check_method,
@@ -20,6 +21,14 @@ from gemjax.protocol.hooks import Refusals, answer_pull, has_on_pull, where_pres
 from gemjax.protocol.nodes import StalenessState, map_nodes, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
 from gemjax.protocol.staleness import require_protocol
+
+DOUILLARD2025STREAMING = Paper("article", "douillard2025streaming", {
+    "author": "Douillard, Arthur and Donchev, Yanislav and Rush, Keith and Kale, Satyen and Charles, Zachary and "
+    "Garrett, Zachary and Teston, Gabriel and Lacey, Dave and McIlroy, Ross and Shen, Jiajun and "
+    "Ram{\\'e}, Alexandre and Szlam, Arthur and Ranzato, Marc'Aurelio and Barham, Paul",
+    "title": "Streaming {DiLoCo} with overlapping communication: Towards a Distributed Free Lunch", "year": "2025",
+    "eprint": "2501.18512"})  # fmt: skip
+PAPERS = {"by_fragment": (DOUILLARD2025STREAMING,)}
 
 PyTree = Any
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.dana import dana_momentum
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol import diagnostics
 from gemjax.protocol.checks import (
@@ -20,6 +21,12 @@ from gemjax.protocol.checks import (
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.slots import match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
+
+BARKAI2020GAP = Paper("inproceedings", "barkai2020gap", {
+    "author": "Barkai, Saar and Hakimi, Ido and Schuster, Assaf",
+    "title": "Gap-Aware Mitigation of Gradient Staleness",
+    "booktitle": "International Conference on Learning Representations", "year": "2020", "eprint": "1909.10802"})  # fmt: skip
+PAPERS = {"scale_by_gap": (BARKAI2020GAP,)}
 
 PyTree = Any
 ORDERS = ("after", "before")

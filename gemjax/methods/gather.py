@@ -8,8 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.protocol.checks import check_at_least, check_choice, check_positive, check_positive_int
 from gemjax.protocol.staleness import require_protocol
+
+NGUYEN2022FEDERATED = Paper("inproceedings", "nguyen2022federated", {
+    "author": "Nguyen, John and Malik, Kshitiz and Zhan, Hongyuan and Yousefpour, Ashkan and Rabbat, Michael and "
+    "Malek, Mani and Huba, Dzmitry",
+    "title": "Federated Learning with Buffered Asynchronous Aggregation",
+    "booktitle": "International Conference on Artificial Intelligence and Statistics", "year": "2022",
+    "eprint": "2106.06639"})  # fmt: skip
+XIE2019ASYNCHRONOUS = Paper("article", "xie2019asynchronous", {
+    "author": "Xie, Cong and Koyejo, Sanmi and Gupta, Indranil", "title": "Asynchronous Federated Optimization",
+    "year": "2019", "eprint": "1903.03934"})  # fmt: skip
+PAPERS = {
+    "gather": (NGUYEN2022FEDERATED,),
+    "polynomial_weight": (XIE2019ASYNCHRONOUS,),
+    "hinge_weight": (XIE2019ASYNCHRONOUS,),
+}
 
 PyTree = Any
 Weight = Callable[[jax.Array], jax.Array]

@@ -7,12 +7,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import diagnostics
 from gemjax.protocol.checks import check_at_least, check_between, check_choice, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.slots import Slots, match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
+
+HERMANS2018GRADIENT = Paper("article", "hermans2018gradient", {
+    "author": "Hermans, Joeri and Louppe, Gilles",
+    "title": "Gradient Energy Matching for Distributed Asynchronous Gradient Descent", "year": "2018",
+    "eprint": "1805.08469"})  # fmt: skip
+PAPERS = {"match_energy": (HERMANS2018GRADIENT,)}
 
 PyTree = Any
 READINGS = ("equations", "code", "algorithm")

@@ -7,12 +7,20 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.momentum_lookahead import discounted_step
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol import diagnostics
 from gemjax.protocol.checks import check_at_least, check_between, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
+
+ALASIF2026HELOCO = Paper("article", "alasif2026heloco", {
+    "author": "{Al Asif}, Abdullah and Diem, Patrick and Mu{\\~n}oz, Juan Pablo and Wolf, Felix and "
+    "Jannesari, Ali and Mazaheri, Arya",
+    "title": "{HeLoCo}: Efficient asynchronous low-communication training under data and device heterogeneity",
+    "year": "2026", "eprint": "2606.00271"})  # fmt: skip
+PAPERS = {"align_with_momentum": (ALASIF2026HELOCO,)}
 
 
 class AlignWithMomentumState(NamedTuple):

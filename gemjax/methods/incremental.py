@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.methods.ringleader import MARANJYAN2025RINGLEADER
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.slots import Slots
@@ -16,6 +18,18 @@ from gemjax.protocol.staleness import (
     check_num_workers,
     require_protocol,
 )
+
+CHANG2025MITIGATING = Paper("article", "chang2025mitigating", {
+    "author": "Chang, Xiangyu and Yao, Manyi and Krishnamurthy, Srikanth V. and Shelton, Christian R. and "
+    "Chakraborty, Anirban and Swami, Ananthram and Oymak, Samet and {Roy-Chowdhury}, Amit",
+    "title": "Mitigating Participation Imbalance Bias in Asynchronous Federated Learning", "year": "2025",
+    "eprint": "2511.19066"})  # fmt: skip
+PAPERS = {
+    "aggregate_last": (
+        CHANG2025MITIGATING,
+        MARANJYAN2025RINGLEADER,
+    )
+}
 
 PyTree = Any
 

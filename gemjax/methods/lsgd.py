@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_between, check_bool, check_choice, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
@@ -18,6 +19,13 @@ from gemjax.protocol.staleness import (
     check_num_workers,
     require_protocol,
 )
+
+TENG2019LEADER = Paper("inproceedings", "teng2019leader", {
+    "author": "Teng, Yunfei and Gao, Wenbo and Chalus, Francois and Choromanska, Anna and Goldfarb, Donald and "
+    "Weller, Adrian",
+    "title": "Leader Stochastic Gradient Descent for Distributed Training of Deep Learning Models",
+    "booktitle": "Advances in Neural Information Processing Systems", "year": "2019", "eprint": "1905.10395"})  # fmt: skip
+PAPERS = {"follow_leader": (TENG2019LEADER,)}
 
 PyTree = Any
 

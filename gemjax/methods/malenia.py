@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.methods.rennala import TYURIN2023OPTIMAL
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import MadeFor, Refusals
 from gemjax.protocol.slots import Slots
@@ -16,6 +17,8 @@ from gemjax.protocol.staleness import (
     check_num_workers,
     require_protocol,
 )
+
+PAPERS = {"gather_per_worker": (TYURIN2023OPTIMAL,)}
 
 PyTree = Any
 

@@ -6,10 +6,25 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.staleness import asynchronous
+
+HAKIMI2019TAMING = Paper("article", "hakimi2019taming", {
+    "author": "Hakimi, Ido and Barkai, Saar and Gabel, Moshe and Schuster, Assaf",
+    "title": "Taming Momentum in a Distributed Asynchronous Environment", "year": "2019", "eprint": "1907.11612"})  # fmt: skip
+KOSSON2020PIPELINED = Paper("article", "kosson2020pipelined", {
+    "author": "Kosson, Atli and Chiley, Vitaliy and Venigalla, Abhinav and Hestness, Joel and K{\\\"o}ster, Urs",
+    "title": "Pipelined Backpropagation at Scale: Training Large Models without Batches", "year": "2020",
+    "eprint": "2003.11666"})  # fmt: skip
+PAPERS = {
+    "look_ahead_momentum": (
+        HAKIMI2019TAMING,
+        KOSSON2020PIPELINED,
+    )
+}
 
 
 class LookAheadMomentumState(NamedTuple):

@@ -6,10 +6,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate, check_momentum
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous
+
+AJANTHAN2025MOMENTUM = Paper("inproceedings", "ajanthan2025momentum", {
+    "author": "Ajanthan, Thalaiyasingam and Ramasinghe, Sameera and Avraham, Gil and Zuo, Yan and Long, Alexander",
+    "title": "Momentum Look-Ahead for Asynchronous Distributed Low-Communication Training",
+    "booktitle": "ICLR Workshop on Modular, Collaborative and Decentralized Deep Learning", "year": "2025",
+    "url": "https://openreview.net/forum?id=4O8nzTkHPI"})  # fmt: skip
+PAPERS = {"discount_momentum": (AJANTHAN2025MOMENTUM,)}
 
 PyTree = Any
 

@@ -6,10 +6,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import diagnostics
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.protocol.staleness import asynchronous
+
+ZMUSHKO2026ONE = Paper("inproceedings", "zmushko2026one", {
+    "author": "Zmushko, Philip and Petrov, Egor and Abdullaev, Nursultan and Khrushchev, Mikhail and "
+    "Horv{\\'a}th, Samuel",
+    "title": "One-Step Gradient Delay is Not a Barrier for Large-Scale Asynchronous Pipeline Parallel {LLM} Pretraining",
+    "booktitle": "International Conference on Machine Learning", "year": "2026", "eprint": "2606.30634"})  # fmt: skip
+PAPERS = {"correct_one_step_delay": (ZMUSHKO2026ONE,)}
 
 PyTree = Any
 

@@ -10,6 +10,7 @@ import optax
 
 from gemjax.methods.dc_asgd import compensate_delay
 from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import (
     check_at_least,
@@ -23,6 +24,12 @@ from gemjax.protocol.hooks import MadeFor, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, is_asynchronous
+
+AJANTHAN2025NESTEROV = Paper("inproceedings", "ajanthan2025nesterov", {
+    "author": "Ajanthan, Thalaiyasingam and Ramasinghe, Sameera and Zuo, Yan and Avraham, Gil and Long, Alexander",
+    "title": "Nesterov Method for Asynchronous Pipeline Parallel Optimization",
+    "booktitle": "International Conference on Machine Learning", "year": "2025", "eprint": "2505.01099"})  # fmt: skip
+PAPERS = {"stage_momentum": (AJANTHAN2025NESTEROV,), "delay_stages": (AJANTHAN2025NESTEROV,)}
 
 PyTree = Any
 

@@ -7,10 +7,17 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.gather import GatherState, gather
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+
+TYURIN2023OPTIMAL = Paper("article", "tyurin2023optimal", {
+    "author": "Tyurin, Alexander and Richt{\\'a}rik, Peter",
+    "title": "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation Model",
+    "year": "2023", "eprint": "2305.12387"})  # fmt: skip
+PAPERS = {"gather_fresh": (TYURIN2023OPTIMAL,)}
 
 PyTree = Any
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.malenia import take_in
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.hooks import MadeFor
@@ -17,6 +18,12 @@ from gemjax.protocol.staleness import (
     check_num_workers,
     require_protocol,
 )
+
+MARANJYAN2025RINGLEADER = Paper("article", "maranjyan2025ringleader", {
+    "author": "Maranjyan, Artavazd and Richt{\\'a}rik, Peter",
+    "title": "{Ringleader ASGD}: The First Asynchronous {SGD} with Optimal Time Complexity under Data Heterogeneity",
+    "year": "2025", "eprint": "2509.22860"})  # fmt: skip
+PAPERS = {"take_turns": (MARANJYAN2025RINGLEADER,)}
 
 PyTree = Any
 

@@ -10,10 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_between, check_learning_rate
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+
+MARANJYAN2025RINGMASTER = Paper("article", "maranjyan2025ringmaster", {
+    "author": "Maranjyan, Artavazd and Tyurin, Alexander and Richt{\\'a}rik, Peter",
+    "title": "{Ringmaster ASGD}: The First Asynchronous {SGD} with Optimal Time Complexity", "year": "2025",
+    "eprint": "2501.16168"})  # fmt: skip
+PAPERS = {"drop_stale": (MARANJYAN2025RINGMASTER,)}
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["count"], meta_fields=["threshold"])

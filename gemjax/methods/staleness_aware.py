@@ -7,9 +7,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.staleness import asynchronous, require_protocol
+
+ZHANG2016STALENESS = Paper("inproceedings", "zhang2016staleness", {
+    "author": "Zhang, Wei and Gupta, Suyog and Lian, Xiangru and Liu, Ji",
+    "title": "Staleness-aware {Async-SGD} for Distributed Deep Learning",
+    "booktitle": "International Joint Conference on Artificial Intelligence", "year": "2016",
+    "eprint": "1511.05950"})  # fmt: skip
+JIANG2017HETEROGENEITY = Paper("inproceedings", "jiang2017heterogeneity", {
+    "author": "Jiang, Jiawei and Cui, Bin and Zhang, Ce and Yu, Lele",
+    "title": "Heterogeneity-aware Distributed Parameter Servers",
+    "booktitle": "ACM International Conference on Management of Data", "year": "2017",
+    "doi": "10.1145/3035918.3035933"})  # fmt: skip
+PAPERS = {"inverse": (ZHANG2016STALENESS,), "inverse_plus_one": (JIANG2017HETEROGENEITY,)}
 
 
 def inverse(staleness: jax.Array) -> jax.Array:

@@ -8,10 +8,16 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum, integer
 from gemjax.protocol.slots import SharedRows
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+
+ZHANG2019YELLOWFIN = Paper("article", "zhang2019yellowfin", {
+    "author": "Zhang, Jian and Mitliagkas, Ioannis", "title": "{YellowFin} and the Art of Momentum Tuning",
+    "year": "2019", "eprint": "1706.03471"})  # fmt: skip
+PAPERS = {"tune_momentum": (ZHANG2019YELLOWFIN,)}
 
 PyTree = Any
 EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances above 0.

@@ -19,6 +19,7 @@ import contextlib
 import io
 import zlib
 from collections.abc import Iterator
+from colorsys import hls_to_rgb
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy as np
 try:
     import matplotlib as mpl
     from matplotlib.axes import Axes
-    from matplotlib.colors import to_rgb
+    from matplotlib.colors import to_hex, to_rgb
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -63,7 +64,6 @@ LOOKS = {  # Colour, marker, line; a line per family.
 }  # fmt: skip
 NAMES = {"adaptive_staleness": "dynsgd", "plain_asynchronous_sgd": "asgd", "plain_asgd": "asgd", "sgd": "sequential",
          "sequential_sgd": "sequential", "synchronous_sgd": "synchronous", "ssgd": "synchronous"}  # fmt: skip
-OTHERS = ("#d81b60", "#2e2e6e", "#ff8f66", "#5d4037", "#00695c", "#f06292")  # For methods that are not of the library.
 SCREEN = 140  # Dots per inch in notebooks.
 QUIET = "0.45"  # Subtitles and what is not a method.
 RC = {
@@ -91,7 +91,7 @@ def colour(method: str) -> str:
     """Return the colour of a method.
 
     Args:
-      method: its name, or a label such as ``"DANA-Slim"``. A method that is not of the library has a colour that depends on
+      method: its name, or a label such as ``"DANA-Slim"``. A method without a row in ``LOOKS`` has a colour that depends on
         its name alone.
 
     >>> colour("gem") == colour("GEM"), colour("DC-ASGD") == colour("dc_asgd")
@@ -249,7 +249,8 @@ def _entry(method: str) -> tuple[str, str, str]:
     if (found := LOOKS.get(NAMES.get(name, name))) is not None:
         return found
     number = zlib.crc32(name.encode())
-    return OTHERS[number % len(OTHERS)], "oDsX^v"[number // 8 % 6], "-"
+    hue, light = number % 360 / 360, 0.3 + number // 360 % 3 * 0.12
+    return to_hex(hls_to_rgb(hue, light, 0.65)), "oDsX^v"[number // 8 % 6], ("-", "--", "-.", ":")[number // 64 % 4]
 
 
 def _luminance(rgb: np.ndarray) -> float:

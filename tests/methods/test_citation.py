@@ -1,13 +1,14 @@
 """BibTeX of methods: each has the papers of its docstring, chains the union, and entries parse."""
 
 import re
+import sys
 
 import optax
 import pytest
 from methods.rows import METHODS
 
 import gemjax
-from gemjax.methods.citation import PAPERS, PARTS
+from gemjax.methods import citation, papers
 
 PUBLISHED = [row for row in METHODS if "References:" in (row.alias.__doc__ or "")]
 ADDRESS = re.compile(r"https://(?:arxiv\.org|doi\.org|openreview\.net|papers\.nips\.cc)/[^>`\s]+")
@@ -36,16 +37,28 @@ def test_every_method_cites_the_papers_of_its_docstring(row):
     references = row.alias.__doc__.partition("References:")[2].partition("Readings:")[0].partition("Deviations")[0]
     stated = set(ADDRESS.findall(references))
     assert stated
-    assert stated <= addresses(row(4)), "a new part needs its papers in gemjax/methods/citation.py"
+    assert stated <= addresses(row(4)), "PAPERS in the file of a part has the papers of its method"
 
 
 def test_every_entry_is_complete_and_of_some_part():
-    for key, (_, fields) in PAPERS.items():
+    modules = {name: module for name, module in sys.modules.items() if name.startswith("gemjax.methods.")}
+    parts = [(module, *part) for module in modules.values() for part in getattr(module, "PAPERS", {}).items()]
+    cited = {paper.key: paper for *_, its in parts for paper in its}
+    assert len(cited) >= 28
+    for module, part, its in parts:
+        assert callable(getattr(module, part)), "PAPERS has the papers of a function by its name"
+        assert its
+    for key, (_, _, fields) in cited.items():
         assert {"author", "title", "year"} < fields.keys()
         assert {"eprint", "url", "doi"} & fields.keys()
         assert key[-1].isalpha()
         assert fields["year"] in key
-    assert {key for papers in PARTS.values() for key in papers} | {"dean2012large"} == PAPERS.keys()
+    defined = {value.key: value for module in modules.values() for value in vars(module).values() if _is_paper(value)}
+    assert defined == cited | {paper.key: paper for paper in citation.PLAIN}
+
+
+def _is_paper(value):
+    return isinstance(value, papers.Paper)
 
 
 def test_a_chain_has_the_papers_of_all_its_parts():
