@@ -1,11 +1,10 @@
 """FedBuff: displacements are buffered, and their weighted mean makes a step (Nguyen et al., 2022)."""
 
-import jax.numpy as jnp
 import optax
 
-from gemjax.methods.gather import Weight, gather, weight_by_name
+from gemjax.methods.gather import Weight, gather, once_per_round, weight_by_name
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_learning_rate, check_method, check_positive_int, with_extra_args
+from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous
 
@@ -95,10 +94,5 @@ def fedbuff(
     check_positive_int("buffer_size", buffer_size)
     parts = [displacements(), gather(buffer_size, weight_by_name(weight, mean_staleness))]
     if inner is not None:
-        check_method("inner", inner)
-        parts.append(
-            optax.conditionally_transform(
-                with_extra_args(inner), lambda step, **_: jnp.asarray(step) % buffer_size == buffer_size - 1
-            )
-        )
+        parts.append(once_per_round(inner, buffer_size))
     return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)

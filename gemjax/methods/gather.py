@@ -9,7 +9,14 @@ import numpy as np
 import optax
 
 from gemjax.methods.papers import Paper
-from gemjax.protocol.checks import check_at_least, check_choice, check_positive, check_positive_int
+from gemjax.protocol.checks import (
+    check_at_least,
+    check_choice,
+    check_method,
+    check_positive,
+    check_positive_int,
+    with_extra_args,
+)
 from gemjax.protocol.staleness import require_protocol
 
 NGUYEN2022FEDERATED = Paper("inproceedings", "nguyen2022federated", {
@@ -108,6 +115,14 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
         return lambda g: g * jnp.asarray(scale, g.dtype)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def once_per_round(inner: optax.GradientTransformation, count: int) -> optax.GradientTransformation:
+    """Apply ``inner`` to the mean of each full round of ``count`` commits behind :func:`gather`, and not in between."""
+    check_method("inner", inner)
+    return optax.conditionally_transform(
+        with_extra_args(inner), lambda step, **_: jnp.asarray(step) % count == count - 1
+    )
 
 
 def steps_since_pull(staleness: jax.Array, gathered: jax.Array, count: Any) -> jax.Array:

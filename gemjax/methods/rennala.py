@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.methods.gather import GatherState, gather
+from gemjax.methods.gather import GatherState, gather, once_per_round
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate, check_positive_int
@@ -66,7 +66,11 @@ def gather_fresh(batch_size: int) -> optax.GradientTransformationExtraArgs:
 
 
 def rennala(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, batch_size: int | None = None
+    learning_rate: optax.ScalarOrSchedule,
+    num_workers: int = 1,
+    *,
+    batch_size: int | None = None,
+    inner: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rennala SGD: mini-batch SGD with the gradients that arrive first.
 
@@ -80,7 +84,8 @@ def rennala(
 
     Reductions: at ``batch_size=1`` it is :func:`gemjax.ringmaster` at ``threshold=1``; with one worker it is SGD that
     accumulates ``batch_size`` gradients, ``optax.MultiSteps``; where no gradient is stale it is :func:`gemjax.rules.gather`
-    before the rate.
+    before the rate. Behind a barrier of the first S workers, ``gemjax.arrivals.Barrier(model, quorum=S)``, it is m-synchronous
+    SGD with m = S.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. Each gathered
@@ -89,12 +94,15 @@ def rennala(
       batch_size: :math:`S \ge 1`, gradients per step; ``None`` (default) is N. The theory has
         :math:`\max(1, \lceil\sigma^2/\varepsilon\rceil)`, with :math:`\sigma^2` the variance of a gradient and
         :math:`\varepsilon` the target for the squared norm of the gradient.
+      inner: an optimizer of the central variable without a learning rate, applied to the mean of each step, such as
+        ``optax.trace(0.9, nesterov=True)``; ``None`` (default) is the published method.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
-      worker and one centrally (the sum so far).
+      worker and one centrally (the sum so far), besides the state of ``inner``.
 
     Raises:
+      TypeError: if ``inner`` is no optax transformation.
       ValueError: if ``learning_rate`` is negative, or ``batch_size`` or ``num_workers`` not positive.
 
     >>> import gemjax, jax.numpy as jnp, optax
@@ -119,5 +127,6 @@ def rennala(
     """
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)
-    atom = gather_fresh(num_workers if batch_size is None else batch_size)
-    return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)
+    batch_size = num_workers if batch_size is None else batch_size
+    parts = [gather_fresh(batch_size)] + ([] if inner is None else [once_per_round(inner, batch_size)])
+    return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)

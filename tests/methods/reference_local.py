@@ -122,9 +122,9 @@ def ringmaster(x_0, grad, order, gamma, R):
     return np.stack(history), k
 
 
-def rennala(x_0, grad, order, gamma, S):
+def rennala(x_0, grad, order, gamma, S, mu=0.0):
     """Rennala: the first S gradients at x^k make x^{k+1}; others are ignored. ``gamma(t)`` is the rate at the t-th of them."""
-    x, k, batch, counted, history = x_0.copy(), 0, [], 0, []
+    x, v, k, batch, counted, history = x_0.copy(), np.zeros_like(x_0), 0, [], 0, []
     held, steps = defaultdict(lambda: (x_0, 0)), defaultdict(int)
     for i in order:
         point, version = held[i]
@@ -133,7 +133,9 @@ def rennala(x_0, grad, order, gamma, S):
             batch.append(g)
             counted += 1
             if len(batch) == S:
-                x, k, batch = x - gamma(counted - 1) * np.mean(batch, axis=0), k + 1, []
+                mean = np.mean(batch, axis=0)
+                v = mu * v + mean
+                x, k, batch = x - gamma(counted - 1) * (mean + mu * v), k + 1, []
         held[i] = x, k
         steps[i] += 1
         history.append(x)

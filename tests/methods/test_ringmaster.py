@@ -30,11 +30,12 @@ def test_ringmaster_equals_the_reference(x64, rate, threshold):
 
 
 @rates(0.05)
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_rennala_equals_the_reference(x64, rate, batch_size):
-    expected, counted = reference.rennala(THETA_0, grad, ORDER, as_schedule(rate), batch_size)
+@pytest.mark.parametrize(("batch_size", "momentum"), [(1, 0.0), (4, 0.0), (4, 0.6)])
+def test_rennala_equals_the_reference(x64, rate, batch_size, momentum):
+    expected, counted = reference.rennala(THETA_0, grad, ORDER, as_schedule(rate), batch_size, momentum)
     assert counted < len(ORDER)
-    found, _ = run(gemjax.rennala(rate, NUM_WORKERS, batch_size=batch_size))
+    inner = optax.trace(momentum, nesterov=True) if momentum else None
+    found, _ = run(gemjax.rennala(rate, NUM_WORKERS, batch_size=batch_size, inner=inner))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
@@ -62,6 +63,23 @@ def test_rennala_with_one_worker_accumulates(x64):
             _, state = gemjax.pull(state, params, 0)
         expected = expected - 0.05 * mean
         np.testing.assert_allclose(params, expected, rtol=0, atol=1e-14)
+
+
+def test_rennala_of_the_first_workers_is_m_synchronous_sgd(x64):
+    """Rounds of 3 of 5 workers: optax's SGD on the mean of the gradients of each round, which refuses nothing."""
+    loss_fn, params, batches = quadratic()
+    trace = gemjax.arrivals.Barrier(gemjax.arrivals.Exponential(5), quorum=3).trace(30)
+    tx = gemjax.rennala(0.1, 5, batch_size=3, inner=optax.trace(0.9, nesterov=True))
+    result = gemjax.simulate(tx, loss_fn, params, batches, trace)
+    assert int(result.state.dropped) == 0
+    plain = optax.sgd(0.1, 0.9, nesterov=True)
+    state, rows = plain.init(params), list(zip(trace.worker.tolist(), trace.step.tolist(), strict=True))
+    for begin in range(0, 30, 3):
+        grads = [jax.grad(loss_fn)(params, batches(*row)) for row in rows[begin : begin + 3]]
+        mean = jax.tree.map(lambda *gs: sum(gs) / 3, *grads)
+        updates, state = plain.update(mean, state)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), result.params, params)
 
 
 def test_the_default_threshold_is_the_number_of_workers(x64):
