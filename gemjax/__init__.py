@@ -90,16 +90,16 @@ from gemjax.methods.momentum_asgd import momentum_asgd, nag_asgd
 from gemjax.methods.momentum_lookahead import momentum_lookahead
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.one_step_delay import one_step_delay
+from gemjax.methods.ordered_momentum import ordered_momentum
 from gemjax.methods.pipeline import async_pipeline
 from gemjax.methods.rennala import rennala
+from gemjax.methods.rescaled_asgd import rescaled_asgd
 from gemjax.methods.ringleader import ringleader
 from gemjax.methods.ringmaster import ringmaster
 from gemjax.methods.staleness_aware import dynsgd, staleness_aware
 from gemjax.methods.streaming_diloco import streaming_diloco
 from gemjax.methods.yellowfin import yellowfin
-from gemjax.protocol import diagnostics
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.nodes import StalenessState
 from gemjax.protocol.per_worker import per_worker
 from gemjax.protocol.staleness import asynchronous, pull
 from gemjax.protocol.trace import Trace
@@ -137,7 +137,6 @@ __all__ = [
     "RunState",
     "RunWarning",
     "Shards",
-    "StalenessState",
     "Stream",
     "Summary",
     "SweepResult",
@@ -162,7 +161,6 @@ __all__ = [
     "decoupled_diloco",
     "delay_adaptive",
     "delayed_nesterov",
-    "diagnostics",
     "diloco",
     "downpour",
     "dynsgd",
@@ -186,10 +184,12 @@ __all__ = [
     "multi_asgd",
     "nag_asgd",
     "one_step_delay",
+    "ordered_momentum",
     "per_worker",
     "place",
     "pull",
     "rennala",
+    "rescaled_asgd",
     "ringleader",
     "ringmaster",
     "rules",

@@ -28,15 +28,19 @@ from gemjax.methods.malenia import gather_per_worker
 from gemjax.methods.momentum_asgd import look_ahead_momentum
 from gemjax.methods.momentum_lookahead import discount_momentum
 from gemjax.methods.one_step_delay import correct_one_step_delay
+from gemjax.methods.ordered_momentum import order_momentum
 from gemjax.methods.pipeline import delay_stages, stage_momentum
 from gemjax.methods.rennala import gather_fresh
+from gemjax.methods.rescaled_asgd import scale_by_participation
 from gemjax.methods.ringleader import take_turns
 from gemjax.methods.ringmaster import drop_stale
 from gemjax.methods.samples import weigh_samples
 from gemjax.methods.staleness_aware import StalenessSchedule, scale_by_staleness
 from gemjax.methods.yellowfin import tune_momentum
+from gemjax.protocol import diagnostics
 from gemjax.protocol.hooks import LookAhead, MadeFor, Position, ReadsStaleParams, Refusals, where_present
 from gemjax.protocol.local_steps import displacements, pull_to_anchors, scale_by_progress
+from gemjax.protocol.nodes import StalenessState
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
 from gemjax.protocol.staleness import require_protocol
 
@@ -49,6 +53,7 @@ __all__ = [
     "SharedRows",
     "Slots",
     "StalenessSchedule",
+    "StalenessState",
     "aggregate_last",
     "align_with_momentum",
     "average_elastically",
@@ -59,6 +64,7 @@ __all__ = [
     "dana_momentum",
     "delay_momentum",
     "delay_stages",
+    "diagnostics",
     "discount_momentum",
     "displacements",
     "drop_stale",
@@ -73,11 +79,13 @@ __all__ = [
     "match_mask",
     "merge_quorum",
     "mix_with_worker",
+    "order_momentum",
     "polynomial_weight",
     "pull_to_anchors",
     "require_protocol",
     "scale_by_gap",
     "scale_by_local_steps",
+    "scale_by_participation",
     "scale_by_progress",
     "scale_by_staleness",
     "stage_momentum",

@@ -110,7 +110,7 @@ class Config(Common):
     engine: Engine = "devices"
     """`devices`: workers on JAX devices of this host; `cluster`: on hosts of a Ray cluster; `simulate`: virtual workers."""
     method: Method = "gem"
-    """Rule for stale gradients: the 37 methods of gemjax or one of two baselines, `dc_momentum_asgd` and `outer_nesterov`."""
+    """Rule for stale gradients: the 39 methods of gemjax or one of two baselines, `dc_momentum_asgd` and `outer_nesterov`."""
     workers: int = 8
     """Number of asynchronous workers."""
     epochs: float = 6.0
