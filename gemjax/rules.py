@@ -24,6 +24,7 @@ from gemjax.methods.gem import match_energy
 from gemjax.methods.heloco import align_with_momentum
 from gemjax.methods.incremental import aggregate_last
 from gemjax.methods.lsgd import average_position, follow_leader
+from gemjax.methods.lwp import momentum_horizon
 from gemjax.methods.malenia import gather_per_worker
 from gemjax.methods.momentum_asgd import look_ahead_momentum
 from gemjax.methods.momentum_lookahead import discount_momentum
@@ -36,6 +37,7 @@ from gemjax.methods.ringleader import take_turns
 from gemjax.methods.ringmaster import drop_stale
 from gemjax.methods.samples import weigh_samples
 from gemjax.methods.staleness_aware import StalenessSchedule, scale_by_staleness
+from gemjax.methods.staleness_distribution import exponential_weight, scale_by_staleness_distribution
 from gemjax.methods.yellowfin import tune_momentum
 from gemjax.protocol import diagnostics
 from gemjax.protocol.hooks import LookAhead, MadeFor, Position, ReadsStaleParams, Refusals, where_present
@@ -69,6 +71,7 @@ __all__ = [
     "displacements",
     "drop_stale",
     "dynamic_periods",
+    "exponential_weight",
     "follow_leader",
     "gather",
     "gather_fresh",
@@ -79,6 +82,7 @@ __all__ = [
     "match_mask",
     "merge_quorum",
     "mix_with_worker",
+    "momentum_horizon",
     "order_momentum",
     "polynomial_weight",
     "pull_to_anchors",
@@ -88,6 +92,7 @@ __all__ = [
     "scale_by_participation",
     "scale_by_progress",
     "scale_by_staleness",
+    "scale_by_staleness_distribution",
     "stage_momentum",
     "take_turns",
     "tune_momentum",

@@ -92,7 +92,10 @@ def fedbuff(
     """
     check_learning_rate(learning_rate)
     check_positive_int("buffer_size", buffer_size)
-    parts = [displacements(), gather(buffer_size, weight_by_name(weight, mean_staleness))]
+    parts: list[optax.GradientTransformation] = [
+        displacements(),
+        gather(buffer_size, weight_by_name(weight, mean_staleness)),
+    ]
     if inner is not None:
         parts.append(once_per_round(inner, buffer_size))
     return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)

@@ -1,10 +1,55 @@
 """Linear weight prediction (Kosson et al., 2020)."""
 
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 import optax
 
-from gemjax.methods.momentum_asgd import look_ahead_momentum
+from gemjax.methods.momentum_asgd import Horizon, look_ahead_momentum
+from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol.checks import check_momentum
 from gemjax.protocol.staleness import asynchronous, check_num_workers
+
+FANG2018ACCELERATING = Paper("article", "fang2018accelerating", {
+    "author": "Fang, Cong and Huang, Yameng and Lin, Zhouchen",
+    "title": "Accelerating Asynchronous Algorithms for Convex Optimization by Momentum Compensation", "year": "2018",
+    "eprint": "1802.09747"})  # fmt: skip
+PAPERS = {"momentum_horizon": (FANG2018ACCELERATING,)}
+
+
+def momentum_horizon(momentum: float = 0.9) -> Callable[[jax.Array], jax.Array]:
+    r"""Return the horizon of Fang's momentum compensation, for ``lwp(horizon=…)``.
+
+    A gradient :math:`\tau` commits late meets a velocity that has run on :math:`\tau` times. Without gradients it leads
+    :math:`\mu + \mu^2 + \dots + \mu^\tau = (\mu - \mu^{\tau+1}) / (1 - \mu)` steps ahead, where a horizon of :math:`\tau`
+    would assume that it does not decay.
+
+    Args:
+      momentum: :math:`\mu` in [0, 1), that of the method, default 0.9.
+
+    Returns:
+      A function from the staleness (int32 scalar) to the number of steps, a float scalar.
+
+    Raises:
+      ValueError: if ``momentum`` is outside [0, 1).
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> print(momentum_horizon(0.5)(jnp.array([0, 1, 2])))
+    [0.   0.5  0.75]
+    >>> tx = gemjax.lwp(0.1, 0.5, num_workers=4, horizon=momentum_horizon(0.5))
+
+    References:
+      Fang, Huang & Lin, `Accelerating Asynchronous Algorithms for Convex Optimization by Momentum Compensation
+      <https://arxiv.org/abs/1802.09747>`_, 2018
+
+    Deviations from the paper:
+      1. The momentum is constant; the paper has that of Nesterov's schedule, which grows to 1.
+      2. The delay is not known before the commit, so that of the worker's last commit stands for it.
+    """
+    check_momentum("momentum", momentum)
+    return lambda staleness: (momentum - jnp.power(1.0 * momentum, staleness + 1)) / (1 - momentum)
 
 
 def lwp(
@@ -12,7 +57,7 @@ def lwp(
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
-    horizon: float | None = None,
+    horizon: Horizon | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Linear weight prediction: workers compute at the point to which the momentum will have led by their return.
 
@@ -36,7 +81,9 @@ def lwp(
         commits uses the rate of the last one.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      horizon: :math:`D \ge 0` in commits; ``None`` (default) is N - 1, the mean staleness.
+      horizon: :math:`D \ge 0` in commits, or a function from the staleness of the worker's last commit (int32 scalar) to it;
+        ``None`` (default) is N - 1, the mean staleness. ``momentum_horizon(momentum)`` of :mod:`gemjax.rules` is Fang's
+        momentum compensation.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the

@@ -1,5 +1,6 @@
 """Asynchronous SGD with one momentum for all workers."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,8 @@ from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import LookAhead
-from gemjax.protocol.staleness import asynchronous
+from gemjax.protocol.slots import Slots
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 HAKIMI2019TAMING = Paper("article", "hakimi2019taming", {
     "author": "Hakimi, Ido and Barkai, Saar and Gabel, Moshe and Schuster, Assaf",
@@ -19,6 +21,7 @@ KOSSON2020PIPELINED = Paper("article", "kosson2020pipelined", {
     "author": "Kosson, Atli and Chiley, Vitaliy and Venigalla, Abhinav and Hestness, Joel and K{\\\"o}ster, Urs",
     "title": "Pipelined Backpropagation at Scale: Training Large Models without Batches", "year": "2020",
     "eprint": "2003.11666"})  # fmt: skip
+Horizon = float | Callable[[jax.Array], jax.Array]
 PAPERS = {
     "look_ahead_momentum": (
         HAKIMI2019TAMING,
@@ -27,15 +30,31 @@ PAPERS = {
 }
 
 
+class OwnLookAhead(NamedTuple):
+    """Look-ahead whose length in steps is the worker's own."""
+
+    velocity: Any  # Like the parameters that the rule sees.
+    rate: jax.Array  # float []; the learning rate of the last commit.
+    steps: Slots  # float []; set at the worker's last commit.
+
+    def resolved(self) -> LookAhead:
+        """Return the look-ahead of the worker whose slot is checked out."""
+        return LookAhead(self.velocity, self.rate * self.steps.value)
+
+    def on_pull(self, params: Any, view: Any, moved: jax.Array) -> tuple:
+        """Subtract the worker's number of velocities from the view."""
+        return self, *self.resolved().on_pull(params, view, moved)[1:]
+
+
 class LookAheadMomentumState(NamedTuple):
     """State of :func:`look_ahead_momentum`, shared by all workers."""
 
     count: jax.Array  # int32 []; commits so far.
-    ahead: LookAhead  # v, like params, and the distance of the look-ahead along it.
+    ahead: LookAhead | OwnLookAhead  # v, like params, and the distance of the look-ahead along it.
 
 
 def look_ahead_momentum(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, horizon: float | None = None
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, horizon: Horizon | None = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Heavy-ball momentum shared by all workers, with views ahead of the central variable.
 
@@ -46,8 +65,9 @@ def look_ahead_momentum(
     Args:
       learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets the length of a step.
       momentum: :math:`\gamma` in [0, 1), default 0.9.
-      horizon: :math:`D \ge 0`, the look-ahead in steps :math:`\eta v`. ``None`` (default) is ``momentum``, as in Nesterov's
-        method.
+      horizon: :math:`D \ge 0`, the look-ahead in steps :math:`\eta v`; or a function from the staleness of the worker's last
+        commit (int32 scalar) to it, as :func:`gemjax.rules.momentum_horizon`. ``None`` (default) is ``momentum``, as in
+        Nesterov's method.
 
     Returns:
       A transformation that keeps one copy of the parameters centrally (:math:`v`). It offers the diagnostic ``look_ahead``.
@@ -57,22 +77,26 @@ def look_ahead_momentum(
     """
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)
-    if horizon is not None:
+    if horizon is not None and not callable(horizon):
         check_at_least("horizon", horizon, 0.0)
     steps_ahead = momentum if horizon is None else horizon
 
     def init_fn(params) -> Any:
-        return LookAheadMomentumState(
-            count=jnp.zeros([], jnp.int32), ahead=LookAhead(optax.tree.zeros_like(params), jnp.zeros([]))
-        )
+        velocity, nothing = optax.tree.zeros_like(params), jnp.zeros([])
+        ahead = OwnLookAhead(velocity, nothing, Slots(nothing)) if callable(horizon) else LookAhead(velocity, nothing)
+        return LookAheadMomentumState(count=jnp.zeros([], jnp.int32), ahead=ahead)
 
-    def update_fn(updates, state, params=None, *, observe=None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, staleness: Any = None, observe=None, **extra_args) -> Any:
         del params, extra_args
         velocity = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, state.ahead.velocity, updates)
         step = rate_at(learning_rate, state.count)
-        ahead = LookAhead(velocity, step * jnp.asarray(steps_ahead, step.dtype))
+        if callable(steps_ahead):
+            require_protocol("look_ahead_momentum", staleness=staleness)
+            ahead = OwnLookAhead(velocity, step, Slots(jnp.asarray(steps_ahead(staleness), step.dtype)))
+        else:
+            ahead = LookAhead(velocity, step * jnp.asarray(steps_ahead, step.dtype))
         if observe is not None:
-            observe("look_ahead", ahead.length)
+            observe("look_ahead", (ahead.resolved() if isinstance(ahead, OwnLookAhead) else ahead).length)
         return velocity, LookAheadMomentumState(jnp.asarray(optax.safe_increment(state.count)), ahead)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -2,10 +2,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from methods import reference, runs
+from methods.row import Row
 
 import gemjax
 
 N = runs.NUM_WORKERS
+ROWS = (
+    Row(
+        "lwp-own-horizon",
+        gemjax.lwp,
+        0.005,
+        {"momentum": 0.5, "horizon": gemjax.rules.momentum_horizon(0.5)},
+        variant=True,
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +50,35 @@ def test_one_worker_predicts_nothing():
     _, state = tx.update(params, tx.init(params), params)
     view, _ = gemjax.pull(state, params)
     np.testing.assert_array_equal(view, params)
+
+
+def fang(theta_0, grad, order, eta, mu):
+    """Let the velocity run on, without gradients, for the delay that the worker's last gradient had."""
+    theta, v, history = theta_0, np.zeros_like(theta_0), []
+    received, pulled, steps = {}, {}, dict.fromkeys(order, 0)
+    for t, i in enumerate(order):
+        v = mu * v + grad(received.get(i, theta_0), i, steps[i])
+        theta = theta - eta(t) * v
+        ahead, carried = theta, v
+        for _ in range(t - pulled.get(i, 0)):
+            carried = mu * carried
+            ahead = ahead - eta(t) * carried
+        received[i], pulled[i] = ahead, t + 1
+        steps[i] += 1
+        history.append(theta)
+    return np.stack(history)
+
+
+@runs.rates(0.02)
+def test_the_own_horizon_is_the_momentum_compensation_of_varying_delays(x64, rate):
+    eta = rate if callable(rate) else lambda t: rate
+    found, _ = runs.run(gemjax.lwp(rate, 0.7, N, horizon=gemjax.rules.momentum_horizon(0.7)))
+    expected = fang(runs.THETA_0, runs.grad, runs.ORDER, eta, 0.7)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
+
+
+def test_an_own_horizon_that_is_constant_is_that_constant_from_the_first_commit_of_a_worker_on(x64):
+    order = [0] * 30
+    found, _ = runs.run(gemjax.lwp(0.02, 0.7, horizon=lambda staleness: 2.5 + 0.0 * staleness), order)
+    expected, _ = runs.run(gemjax.lwp(0.02, 0.7, horizon=2.5), order)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
