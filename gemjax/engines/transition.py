@@ -207,7 +207,8 @@ class Transition(WorkerStep):
           The state after both, the worker's next view, and a report.
         """
         of_any = [name for name in diagnostics.OF_ANY_COMMIT if name in self.diagnostics]
-        observer = diagnostics.Observer({*self.diagnostics} - {*of_any})
+        rate = {"learning_rate"} if diagnostics.NEED_RATE & {*of_any} else set()
+        observer = diagnostics.Observer({*self.diagnostics} - {*of_any} | rate)
         taken = jnp.logical_and(commits, gradient.finite > 0)
         before = slots.begin_commit(state.opt_state, worker, own_rows)
         updates, opt_state = self.update(gradient, before, state.params, worker, observe=observer)
@@ -221,8 +222,9 @@ class Transition(WorkerStep):
         )
         dropped = taken & refused(state.opt_state, opt_state)
         applied = taken & ~dropped & self.is_sound(state._replace(opt_state=before), committed)
-        parts = (state.params, view, gradient.grads, updates)
         observed = observer.collected(besides=diagnostics.OF_ANY_COMMIT)
+        parts = (state.params, view, gradient.grads, updates, observed.get("learning_rate"))
+        observed = {name: value for name, value in observed.items() if name in self.diagnostics}
         check_unreserved(observed, whose="the method observes quantities")
         check_unreserved(observer.offered, of_any, whose="the method observes quantities")
         measured = {name: diagnostics.OF_ANY_COMMIT[name](*parts) for name in of_any} | observed

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ MARANJYAN2025RINGMASTER = Paper("article", "maranjyan2025ringmaster", {
     "author": "Maranjyan, Artavazd and Tyurin, Alexander and Richt{\\'a}rik, Peter",
     "title": "{Ringmaster ASGD}: The First Asynchronous {SGD} with Optimal Time Complexity", "year": "2025",
     "eprint": "2501.16168"})  # fmt: skip
+Threshold = Callable[[jax.Array], Any]
 PAPERS = {"drop_stale": (MARANJYAN2025RINGMASTER,)}
 
 
@@ -35,13 +37,26 @@ class RefusalsOfStale(Refusals):
         return staleness >= self.threshold
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["count", "clock"], meta_fields=["threshold"])
+@dataclasses.dataclass(frozen=True)
+class RefusalsBySchedule(Refusals):
+    """Refuses commits of a staleness of ``threshold(clock)``."""
+
+    clock: jax.Array  # int32 []; commits that were applied.
+    threshold: Threshold
+
+    def refuses(self, staleness: jax.Array) -> jax.Array:
+        """Return True if a commit is too old."""
+        return staleness >= self.threshold(self.clock)
+
+
 class DropStaleState(NamedTuple):
     """State of :func:`drop_stale`."""
 
     refusals: Refusals  # Of a threshold that is an array: a count, which the rule raises itself.
 
 
-def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
+def drop_stale(threshold: float | Threshold) -> optax.GradientTransformationExtraArgs:
     r"""Refuse every commit that is ``threshold`` or more commits old.
 
     The atom of :func:`gemjax.ringmaster`. It works anywhere inside :func:`gemjax.asynchronous`, in front of any method. A
@@ -51,7 +66,8 @@ def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
     Args:
       threshold: :math:`R \ge 1` in commits; an int, a float (``math.inf`` refuses nothing) or an integer scalar array, as under
         ``optax.inject_hyperparams``. An int or float holds from the first commit on, also where a wrapper such as
-        ``optax.conditionally_transform`` skips this rule; an array holds at the commits at which the rule runs.
+        ``optax.conditionally_transform`` skips this rule; an array holds at the commits at which the rule runs. A schedule
+        maps the number of applied commits (int32 scalar) to it.
 
     Returns:
       A transformation that needs the extra argument ``staleness``.
@@ -67,6 +83,9 @@ def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
     >>> print(updates, state.clock)
     [0.] 2
     """
+    if callable(threshold):
+        check_between("threshold(0)", threshold(jnp.int32(0)), 1.0, math.inf)
+        return _drop_by_schedule(threshold)
     check_between("threshold", threshold, 1.0, math.inf)
     if not (by_array := isinstance(threshold, jax.Array)):
         threshold = np.asarray(threshold).item()  # It needs a hash.
@@ -87,8 +106,22 @@ def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def _drop_by_schedule(threshold: Threshold) -> optax.GradientTransformationExtraArgs:
+    def init_fn(params) -> Any:
+        del params
+        return DropStaleState(RefusalsBySchedule(jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32), threshold))
+
+    def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args) -> Any:
+        del params, extra_args
+        require_protocol("drop_stale", staleness=staleness)
+        clock = jnp.asarray(optax.safe_increment(state.refusals.clock))
+        return updates, DropStaleState(dataclasses.replace(state.refusals, clock=clock))
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
 def ringmaster(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | None = None
+    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | Threshold | None = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Ringmaster ASGD: asynchronous SGD that refuses gradients above a limit of staleness.
 
@@ -106,9 +139,10 @@ def ringmaster(
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits (applied ones) of the central variable.
       num_workers: number of workers N, default 1.
-      threshold: :math:`R \ge 1` in commits; ``None`` (default) is N. The theory has
+      threshold: :math:`R \ge 1` in commits, or a schedule over applied commits; ``None`` (default) is N. The theory has
         :math:`\max(1, \lceil\sigma^2/\varepsilon\rceil)`, with :math:`\sigma^2` the variance of a gradient and
-        :math:`\varepsilon` the target for the squared norm of the gradient.
+        :math:`\varepsilon` the target for the squared norm of the gradient. Where these are not known, the parameter-agnostic
+        form of the authors' code lets :math:`R_t` grow as :math:`\sqrt{t}` while :math:`\eta_t` falls as :math:`t^{-3/4}`.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters.

@@ -174,9 +174,25 @@ def flatten(tree: PyTree) -> jax.Array:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)] or [jnp.zeros(0)])
 
 
-# Quantities of any method's commit, from (params, view, gradient, updates).
+def elastic_constant(params: PyTree, stale_params: PyTree, learning_rate: jax.Array) -> jax.Array:
+    r"""Return :math:`\|\theta - s\|_2 / \eta`, of which elastic consistency bounds the root of the mean square by a constant.
+
+    The bound says how far a distributed method is from SGD: the constant appears in lower-order terms of its rate alone
+    (Nadiradze et al., `Elastic Consistency <https://arxiv.org/abs/2001.05918>`_, 2021).
+
+    >>> elastic_constant(jnp.array([3.0, 0.0]), jnp.array([0.0, 4.0]), jnp.float32(0.5))
+    Array(10., dtype=float32)
+    """
+    count = max(1.0, float(sum(leaf.size for leaf in jax.tree.leaves(params))))
+    return gap(params, stale_params) * count**0.5 / learning_rate
+
+
+# Quantities of any method's commit, from (params, view, gradient, updates, learning rate); the rate is None unless it is
+# among those that NEED_RATE.
 OF_ANY_COMMIT: dict[str, Callable[..., jax.Array]] = {
-    "gap": lambda params, view, gradient, updates: gap(params, view),
-    "normalised_gap": lambda params, view, gradient, updates: normalised_gap(params, view, gradient),
-    "update_norm": lambda params, view, gradient, updates: rms(updates),
+    "gap": lambda params, view, *_: gap(params, view),
+    "normalised_gap": lambda params, view, gradient, *_: normalised_gap(params, view, gradient),
+    "update_norm": lambda params, view, gradient, updates, rate: rms(updates),
+    "elastic_constant": lambda params, view, gradient, updates, rate: elastic_constant(params, view, rate),
 }
+NEED_RATE = {"elastic_constant"}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemjax.protocol.checks import MOST_WORKERS, integer
+from gemjax.protocol.delays import rows_of_commits, rows_of_table
 
 FORMAT = "gemjax.trace.1"
 COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
@@ -81,6 +82,29 @@ class Trace:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._validate(previous)
+
+    @classmethod
+    def from_delays(cls, delays: npt.ArrayLike) -> "Trace":
+        """Return a trace with recorded delays, such as those that a server or a paper published.
+
+        Args:
+          delays: int, of one of two forms. [T]: the staleness of each commit; commits go to as few workers as fit, because who
+            made them was not recorded. [T, N]: at each step of a server with a table, the age in steps of the gradient
+            that it holds of each worker; an entry whose version differs from that of the row before is a commit.
+
+        Returns:
+          A trace of T commits with these delays, or of the commits of the table.
+
+        Raises:
+          ValueError: if no run has such delays: one is negative, or larger than the clock.
+
+        >>> trace = Trace.from_delays([0, 1, 1, 0, 2])
+        >>> trace.staleness, trace.num_workers
+        (array([0, 1, 1, 0, 2], dtype=int32), 2)
+        """
+        delays = np.asarray(delays)
+        rows = rows_of_table(delays) if delays.ndim == 2 else rows_of_commits(delays)
+        return cls(*rows)
 
     def _validate(self, previous: np.ndarray) -> None:
         lengths = {name: len(getattr(self, name)) for name in COLUMNS}

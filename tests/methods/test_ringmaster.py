@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from methods import reference_local as reference
+from methods.row import Row
 from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
 
 import gemjax
@@ -37,6 +38,44 @@ def test_rennala_equals_the_reference(x64, rate, batch_size, momentum):
     inner = optax.trace(momentum, nesterov=True) if momentum else None
     found, _ = run(gemjax.rennala(rate, NUM_WORKERS, batch_size=batch_size, inner=inner))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+ROWS = (
+    Row(
+        "ringmaster-schedule",
+        gemjax.ringmaster,
+        0.1,
+        {"threshold": lambda t: 2.0 + t / 100},
+        variant=True,
+        refuses=True,
+    ),
+)
+
+
+def test_a_threshold_may_grow_as_in_the_parameter_agnostic_form(x64):
+    """R_k = sqrt(k), eta_k = eta / k^(3/4), with k applied commits; a constant schedule is that constant."""
+    theta, received, pulled, steps, k, expected = THETA_0, {}, {}, dict.fromkeys(ORDER, 0), 0, []
+    for i in ORDER:
+        if k - pulled.get(i, 0) < math.sqrt(k + 1):
+            theta = theta - 0.3 / (k + 1) ** 0.75 * grad(received.get(i, THETA_0), i, steps[i])
+            k += 1
+        received[i], pulled[i] = theta, k
+        steps[i] += 1
+        expected.append(theta)
+    assert 20 < k < len(ORDER)
+    found, _ = run(
+        gemjax.ringmaster(lambda t: 0.3 / (t + 1) ** 0.75, NUM_WORKERS, threshold=lambda t: jnp.sqrt(1.0 + t))
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    constant, _ = run(gemjax.ringmaster(0.05, NUM_WORKERS, threshold=3))
+    scheduled, _ = run(gemjax.ringmaster(0.05, NUM_WORKERS, threshold=lambda t: 3))
+    np.testing.assert_array_equal(scheduled, constant)
+
+
+def test_a_threshold_that_begins_below_one_is_refused():
+    """It would refuse the first commit, and so all of them."""
+    with pytest.raises(ValueError, match=r"threshold\(0\)"):
+        gemjax.ringmaster(0.1, threshold=lambda t: jnp.sqrt(t))
 
 
 def test_ringmaster_that_refuses_nothing_is_asgd(x64):

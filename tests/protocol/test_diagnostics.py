@@ -161,3 +161,16 @@ def test_an_observed_number_of_python_is_a_column():
     tx = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)), 2)
     result = gemjax.run_on_devices(tx, lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0, 4, diagnostics=("momentum",))
     np.testing.assert_array_equal(result.history["momentum"], 0.5)
+
+
+@pytest.mark.parametrize("also", [(), ("gap", "learning_rate")])
+def test_an_engine_reports_the_elastic_constant(also):
+    """The distance to the view over the rate: for unit gradients in one dimension, the staleness."""
+    problem = lambda params, batch: jnp.sum(params), jnp.zeros(4), lambda worker, step: 0.0
+    trace = gemjax.arrivals.RoundRobin(3).trace(12)
+    tx = gemjax.asgd(lambda count: 0.25, 3)
+    history = gemjax.simulate(tx, *problem, trace, diagnostics=["elastic_constant", *also]).history
+    np.testing.assert_allclose(
+        history["elastic_constant"], 2.0 * trace.staleness, rtol=1e-6
+    )  # Of the length of ones(4).
+    assert ("learning_rate" in history) == ("learning_rate" in also)

@@ -205,3 +205,32 @@ def test_a_truncated_file_is_refused(saved):
         saved.write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"run\.npz is not a gemjax trace, or is damaged"):
             gemjax.Trace.load(saved)
+
+
+@given(st.integers(1, 6), st.integers(0, 40), st.integers(0, 2**31))
+@settings(max_examples=40)
+def test_recorded_delays_are_those_of_the_trace_with_no_more_workers(num_workers, commits, seed):
+    order = np.random.default_rng(seed).choice(num_workers, size=commits)
+    recorded = gemjax.Trace(order, num_workers=num_workers)
+    found = gemjax.Trace.from_delays(recorded.staleness)
+    np.testing.assert_array_equal(found.staleness, recorded.staleness)
+    assert found.num_workers <= num_workers
+
+
+def test_a_table_of_delays_is_the_trace_of_its_server():
+    """As PIAG's logs: eight columns, the delay of each worker's entry per step; the server began with an entry of each."""
+    n = 8
+    later = gemjax.arrivals.Gamma(n).trace(300, seed=0)
+    pulled = np.concatenate([np.zeros(n, int), n + later.pulled_at])
+    trace = gemjax.Trace(np.concatenate([np.arange(n), later.worker]), pulled)
+    version, rows = np.zeros(n, int), [np.zeros(n, int)]
+    for step, commit in enumerate(range(n, len(trace)), start=1):
+        version[trace.worker[commit]] = trace.pulled_at[commit] - n + 1  # Steps before its pull.
+        rows.append(step - version)
+    assert gemjax.Trace.from_delays(rows) == trace
+
+
+@pytest.mark.parametrize("delays", [[0, -1], [1], [[0, 0], [2, 0]]])
+def test_impossible_delays_are_refused(delays):
+    with pytest.raises(ValueError, match="pulled_at is"):
+        gemjax.Trace.from_delays(delays)
