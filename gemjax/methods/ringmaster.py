@@ -83,39 +83,28 @@ def drop_stale(threshold: float | Threshold) -> optax.GradientTransformationExtr
     >>> print(updates, state.clock)
     [0.] 2
     """
-    if callable(threshold):
-        check_between("threshold(0)", threshold(jnp.int32(0)), 1.0, math.inf)
-        return _drop_by_schedule(threshold)
-    check_between("threshold", threshold, 1.0, math.inf)
-    if not (by_array := isinstance(threshold, jax.Array)):
+    first = threshold(jnp.int32(0)) if callable(threshold) else threshold
+    check_between("threshold(0)" if callable(threshold) else "threshold", first, 1.0, math.inf)
+    by_array = isinstance(threshold, jax.Array)
+    if not by_array and not callable(threshold):
         threshold = np.asarray(threshold).item()  # It needs a hash.
 
     def init_fn(params) -> Any:
         del params
         count = jnp.zeros([], jnp.int32)
+        if callable(threshold):
+            return DropStaleState(RefusalsBySchedule(count, jnp.zeros([], jnp.int32), threshold))
         return DropStaleState(Refusals(count) if by_array else RefusalsOfStale(count, threshold))
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args) -> Any:
         del params, extra_args
         require_protocol("drop_stale", staleness=staleness)
-        count = state.refusals.count
+        refusals = state.refusals
         if by_array:
-            return updates, DropStaleState(Refusals(count + (staleness >= threshold)))
-        return updates, DropStaleState(RefusalsOfStale(count, threshold))
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _drop_by_schedule(threshold: Threshold) -> optax.GradientTransformationExtraArgs:
-    def init_fn(params) -> Any:
-        del params
-        return DropStaleState(RefusalsBySchedule(jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32), threshold))
-
-    def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args) -> Any:
-        del params, extra_args
-        require_protocol("drop_stale", staleness=staleness)
-        clock = jnp.asarray(optax.safe_increment(state.refusals.clock))
-        return updates, DropStaleState(dataclasses.replace(state.refusals, clock=clock))
+            refusals = Refusals(refusals.count + (staleness >= threshold))
+        elif isinstance(refusals, RefusalsBySchedule):
+            refusals = dataclasses.replace(refusals, clock=jnp.asarray(optax.safe_increment(refusals.clock)))
+        return updates, DropStaleState(refusals)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
