@@ -22,7 +22,7 @@ from gemjax.methods.gap_aware import scale_by_gap
 from gemjax.methods.gather import gather, hinge_weight, polynomial_weight
 from gemjax.methods.gem import match_energy
 from gemjax.methods.heloco import align_with_momentum
-from gemjax.methods.incremental import aggregate_last
+from gemjax.methods.incremental import aggregate_last, aggregate_recent
 from gemjax.methods.lsgd import average_position, follow_leader
 from gemjax.methods.lwp import momentum_horizon
 from gemjax.methods.malenia import gather_per_worker
@@ -57,6 +57,7 @@ __all__ = [
     "StalenessSchedule",
     "StalenessState",
     "aggregate_last",
+    "aggregate_recent",
     "align_with_momentum",
     "average_elastically",
     "average_position",

@@ -117,9 +117,13 @@ class SharedRows:
         rows = _put_row(self.rows, worker, row)
         if self.replaced is None:
             return SharedRows(rows)
-        is_known = self.known is not None and (in_turn or worker is self.known)
-        before = self.replaced[1] if is_known else self.read(worker)
+        before = self.to_be_replaced(worker, in_turn=in_turn)
         return SharedRows(rows, (jnp.asarray(worker, jnp.int32), before, self.replaced[2]))
+
+    def to_be_replaced(self, worker: jax.typing.ArrayLike, *, in_turn: bool = False) -> PyTree:
+        """Return the row that :meth:`write` with these arguments would replace; compiled loops have read it before."""
+        is_known = self.known is not None and (in_turn or worker is self.known)
+        return self.replaced[1] if self.replaced is not None and is_known else self.read(worker)
 
     def change(self) -> tuple[PyTree, PyTree]:
         """Return the row that the commit replaced and the one that it wrote; twice the same if it wrote none."""

@@ -6,12 +6,14 @@ import numpy as np
 import optax
 import pytest
 from methods import reference_buffers as reference
+from methods.row import Row
 from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
 
 import gemjax
 from gemjax.testing import quadratic
 
 N = NUM_WORKERS
+ROWS = (Row("incremental-aced", gemjax.incremental, 0.01, {"max_age": 4}, gathers=True, variant=True),)
 TABLES = {"incremental": gemjax.incremental, "malenia": gemjax.malenia, "ringleader": gemjax.ringleader}
 
 
@@ -23,6 +25,32 @@ def as_schedule(rate):
 def test_incremental_equals_the_reference(x64, rate):
     found, _ = run(gemjax.incremental(rate, N))
     np.testing.assert_allclose(found, reference.ia2sgd(THETA_0, grad, ORDER, as_schedule(rate), N), rtol=0, atol=1e-12)
+
+
+def aced(theta_0, grad, order, eta, n, A):
+    """Take the mean of the entries of the last A commits, summed anew at each one; no step until each worker has one."""
+    theta, received, steps, table, history = theta_0, {}, dict.fromkeys(order, 0), {}, []
+    for t, i in enumerate(order):
+        table[i] = t, grad(received.get(i, theta_0), i, steps[i])
+        if len(table) == n:
+            theta = theta - eta(t) * np.mean([g for since, g in table.values() if t - since < A], axis=0)
+        received[i] = theta
+        steps[i] += 1
+        history.append(theta)
+    return np.stack(history)
+
+
+@rates(0.05)
+@pytest.mark.parametrize("max_age", [1, 4, 11])
+def test_incremental_with_an_age_equals_the_reference(x64, rate, max_age):
+    found, _ = run(gemjax.incremental(rate, N, max_age=max_age))
+    np.testing.assert_allclose(found, aced(THETA_0, grad, ORDER, as_schedule(rate), N, max_age), rtol=0, atol=1e-12)
+
+
+def test_an_age_that_nothing_reaches_is_none(x64):
+    found, _ = run(gemjax.incremental(0.05, N, max_age=len(ORDER)))
+    expected, _ = run(gemjax.incremental(0.05, N))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
 @rates(0.1)
