@@ -101,7 +101,7 @@ def check_path(name: str, value: str | os.PathLike) -> None:
 
 
 def told_of_address(path: str | os.PathLike) -> str:
-    """Return what to say of the address of a bucket or the like; "" for other paths, as those from a folder here."""
+    """Return the end of a refusal if ``path`` is an address, such as that of a bucket, and "" if it is a path here."""
     text = os.fsdecode(path)
     if not ADDRESS.match(text) or os.path.lexists(text.partition("/")[0]):
         return ""

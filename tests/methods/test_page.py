@@ -112,9 +112,11 @@ def benchmark_row(name, first):
 )
 @pytest.mark.parametrize("page", ["README.md", "gemjax/methods/README.md"])
 def test_the_numbers_of_the_benchmarks_are_those_of_their_pages(name, first, page):
-    _, _, methods, synchronous, *_ = benchmark_row(name, first)
+    _, _, methods, _, m_synchronous, *_ = benchmark_row(name, first)
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    assert f"{methods.split(', ')[0]} is {synchronous.replace(' (', ' times (')} sooner than synchronous SGD" in text
+    assert (
+        f"{methods.split(', ')[0]} is {m_synchronous.replace(' (', ' times (')} sooner than m-synchronous SGD" in text
+    )
 
 
 def test_the_first_page_counts_the_settings_as_the_benchmark_does():

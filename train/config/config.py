@@ -110,7 +110,7 @@ class Config(Common):
     engine: Engine = "devices"
     """`devices`: workers on JAX devices of this host; `cluster`: on hosts of a Ray cluster; `simulate`: virtual workers."""
     method: Method = "gem"
-    """Rule for stale gradients: the 39 methods of gemjax or one of two baselines, `dc_momentum_asgd` and `outer_nesterov`."""
+    """Rule for stale gradients: the 39 methods of gemjax, or `dc_momentum_asgd`, `outer_nesterov` or `m_synchronous_sgd`."""
     workers: int = 8
     """Number of asynchronous workers."""
     epochs: float = 6.0
@@ -152,7 +152,7 @@ class Config(Common):
     interrupt: int | None = None
     """Staleness, in commits, at which a worker is called back and begins its step again. Default: never."""
     quorum: int | None = None
-    """Gradients to collect before any is committed; all workers' with `diloco` and `streaming_diloco`, else 1."""
+    """Gradients to collect before any is committed; with methods that are defined in rounds all workers', else 1."""
     grace: float = 0.0
     """Seconds in which more gradients may arrive after the quorum."""
     deadline: float | None = None

@@ -57,6 +57,7 @@ METHODS = {
     "ringmaster": MethodFacts(),
     "rennala": MethodFacts(),
     "rescaled_asgd": MethodFacts(),
+    "m_synchronous_sgd": MethodFacts(("momentum", "quorum")),
     "incremental": MethodFacts(),
     "malenia": MethodFacts(),
     "ringleader": MethodFacts(),

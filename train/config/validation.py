@@ -44,7 +44,7 @@ NEEDS = [
     ("compression", "central_hosts", [0]),
     *((name, "engine", ["cluster"]) for name in ("address", "min_workers", "compression", "central_hosts", *RESOURCES)),
     *((name, "engine", ["devices", "cluster"]) for name in (
-        "central", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline", "retries",
+        "central", "central_devices", "max_staleness", "interrupt", "grace", "deadline", "retries",
     )),
     *((name, "method", methods_with(name)) for name in (
         "momentum", "kappa", "reading", "variant", "strength", *LOCAL_FLAGS,
@@ -92,6 +92,8 @@ def check_values(config: Any) -> None:
         if name in given and (found := getattr(config, other)) not in values:
             able = either([str(value) for value in values])
             raise ValueError(f"{flag(name)} acts only with {flag(other)} {able}; {flag(other)} is {found}")
+    if "quorum" in given and config.engine == "simulate" and not config.cluster.endswith("barrier"):
+        raise ValueError(f"--quorum acts in a simulation only with --cluster barrier; --cluster is {config.cluster}")
     if (useless := given & {"test_share", "image_size"}) and not is_own(config.dataset):
         raise ValueError(
             f"{flag(min(useless))} acts only with a file or folder of your own; --dataset is {config.dataset}"

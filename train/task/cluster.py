@@ -1,6 +1,7 @@
 """Clusters: the workers of one on Ray; of simulated ones the speeds, and the local steps between two commits."""
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,7 @@ def cluster(config: Any) -> "arrivals.Arrivals":
     if config.cluster in ("tiered", "tiered_barrier"):
         scales = [speed * config.period / count for speed, count in zip(speeds(config), counts, strict=True)]
         model = arrivals.Scaled(model, scales)
-    return arrivals.Barrier(model) if config.cluster.endswith("barrier") else model
+    return arrivals.Barrier(model, config.quorum) if config.cluster.endswith("barrier") else model
 
 
 def policy(config: Any) -> "Policy":
@@ -88,9 +89,8 @@ def policy(config: Any) -> "Policy":
     """
     from gemjax import Policy  # Imported here for the same reason.
 
-    names = ("max_staleness", "quorum", "grace", "deadline", "retries", "interrupt")
     try:
-        given = Policy(**{name: getattr(config, name) for name in names})
+        given = Policy(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Policy)})
         return given.resolved(config.workers, METHODS[config.method].rounds)
     except ValueError as error:
         raise UsageError(f"--{error}") from error

@@ -84,7 +84,14 @@ def outer_nesterov(
     return gemjax.delayed_nesterov(learning_rate, momentum, num_workers, buffer_size=1)
 
 
-COMPOSITIONS = {function.__name__: function for function in (dc_momentum_asgd, outer_nesterov)}
+def m_synchronous_sgd(
+    learning_rate: Any, momentum: float = 0.9, num_workers: int = 1, *, quorum: int | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Return synchronous SGD: a step of Nesterov's momentum by the mean of a round's first `quorum` gradients, or of all."""
+    return gemjax.rennala(learning_rate, num_workers, batch_size=quorum, inner=optax.trace(momentum, nesterov=True))
+
+
+COMPOSITIONS = {function.__name__: function for function in (dc_momentum_asgd, outer_nesterov, m_synchronous_sgd)}
 
 
 def _at(config: Config, point: dict[str, Any]) -> Any:

@@ -11,12 +11,12 @@ class Policy:
     """Rules for the dispatch and the commit of gradients, and for the retirement of workers.
 
     **Pacing.** With ``max_staleness=K`` the staleness of every commit is at most K, and no gradient is discarded for it. No
-    worker is dispatched while more than K others are in flight, and a gradient waits if its commit would make one in flight
-    too stale. With K < N - 1 some workers are therefore idle at any time. (Dropping instead is a rule of the method:
-    :func:`gemjax.rules.drop_stale`.)
+    worker is dispatched while more than K others are in flight, which is dispatched and not yet committed, and a gradient waits
+    if its commit would make one in flight too stale. With K < N - 1 some workers are therefore idle at any time. (Dropping
+    instead is a rule of the method: :func:`gemjax.rules.drop_stale`.)
 
     **Quorum.** With ``quorum=Q`` gradients wait until there are Q of them, then for another ``grace`` seconds, or until no
-    worker is in flight. Then all of them commit one after the other, and only then do their workers pull. Q = N is a barrier,
+    worker computes. Then all of them commit one after the other, and only then do their workers pull. Q = N is a barrier,
     the default of a method that is defined in rounds (:func:`gemjax.diloco`, :func:`gemjax.streaming_diloco`). A slower worker
     commits in a later round, unless ``interrupt=Q`` calls it back: then the first Q gradients make the round, no gradient is
     of an earlier one, and the run is m-synchronous SGD (in the simulator ``gemjax.arrivals.Barrier(model, quorum=Q)``).
@@ -94,7 +94,7 @@ class Policy:
         return self
 
     def admits(self, in_flight: int) -> bool:
-        """Return True if a worker may be dispatched while ``in_flight`` others have not committed."""
+        """Return True if a worker may be dispatched while ``in_flight`` others compute or wait to commit."""
         return self.max_staleness is None or in_flight <= self.max_staleness
 
     def interrupts(self, staleness: int) -> bool:

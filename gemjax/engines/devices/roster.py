@@ -68,7 +68,7 @@ class Roster:
     before it asks for the next: :meth:`committed`, :meth:`pulled`, or :meth:`fault` if a dispatch, a commit or the delivery of
     a view raises. For a dispatch it calls :meth:`ended`, or :meth:`arrived` at any later time, also if the gradient is lost.
 
-    A worker is in one place at a time: ``in_flight`` (computing), ``ready`` (its gradient waits to be committed),
+    A worker is in one place at a time: ``computing``, ``ready`` (its gradient waits to be committed),
     ``pulling`` (it needs a fresh view), ``waiting`` (to be dispatched), ``returning`` (it has joined, but still computes an
     earlier gradient), or outside: ``absent``, ``lost`` (its process or host, or there is none yet), ``silent`` beyond its
     deadline, or ``retired``. A place maps its workers to what is known of them there, in order of entry: first finished, first
@@ -84,14 +84,14 @@ class Roster:
       commits: commits made before.
       behind: commits since each worker's pull.
       steps: next step of each worker.
-      devices: device of each worker; at most ``ROOM`` gradients are in flight on one.
+      devices: device of each worker; at most ``ROOM`` gradients are computed on one at a time.
       absent: workers that do not take part at the start.
       lost: workers that are not there yet at the start; :meth:`returned` reports that they are.
       now: the time in seconds, by the clock of all events.
       draws: those of the workers from a shared stream. One that is outside holds none.
     """
 
-    ROOM = 8  # Gradients in flight per device; JAX blocks the caller beyond 32 on a CPU device.
+    ROOM = 8  # Gradients at a time per device; JAX blocks the caller beyond 32 on a CPU device.
     LOSSES = 20  # Losses of a worker in a row, without a commit, after which it is retired.
     PATIENCE = 60.0  # Seconds without an arrival after which the run describes the stall.
 
@@ -105,7 +105,7 @@ class Roster:
         self.clock, self.pulled_at = commits, [commits - since for since in behind]
         self.watchdog = Watchdog(policy.deadline, now)
         self.closed = False  # True once no worker can join any more.
-        self.in_flight: dict[int, Computing] = {}
+        self.computing: dict[int, Computing] = {}
         self.ready: dict[int, Any] = {}  # With the gradient.
         self.pulling: dict[int, None] = {}
         self.waiting: dict[int, None] = {}
@@ -121,7 +121,7 @@ class Roster:
             set(range(len(self.steps))) - {*self.absent, *self.lost}, key=lambda worker: -behind[worker]
         ):
             self.waiting[worker] = None
-        self._active = (self.in_flight, self.ready, self.pulling, self.waiting, self.returning)
+        self._active = (self.computing, self.ready, self.pulling, self.waiting, self.returning)
         places = (*self._active, self.absent, self.lost, self.silent, self.retired)
         # The place of each worker; ``_put`` alone moves it.
         self._place: dict[int, dict[int, Any]] = {worker: place for place in places for worker in place}
@@ -130,7 +130,7 @@ class Roster:
         self.interruptions = [0] * len(self.steps)  # Since the worker's last commit.
         self._confirmed = True  # False if a commit counts whose report has not been read.
         self._dispatches = 0
-        self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients in flight per device.
+        self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients that are computed, per device.
         self._faults = [0] * len(self.steps)  # In a row,
         self._losses = [0] * len(self.steps)  # and losses.
         self._silences = [0] * len(self.steps)  # Since a gradient of any worker arrived in time.
@@ -152,7 +152,7 @@ class Roster:
             return self._records.popleft()
         if computing:
             worker = computing[0]
-            self.in_flight[worker] = self.in_flight[worker]._replace(called_back=True)
+            self.computing[worker] = self.computing[worker]._replace(called_back=True)
             return Interrupt(worker)
         if (worker := self._next_to_commit(now)) is not None:
             return Commit(worker, self.ready[worker])
@@ -160,7 +160,7 @@ class Roster:
             if self.pulled_at[worker] < self.clock:
                 return Pull(worker)
             self._put(worker, self.waiting)
-        if not (self.is_short and self.policy.admits(len(self.in_flight) + len(self.ready))):
+        if not (self.is_short and self.policy.admits(len(self.computing) + len(self.ready))):
             return None
         free = (w for w in self.waiting if w in self._prepared and self._load[self.devices[w]] < self.ROOM)
         if (worker := next(free, None)) is None:
@@ -169,7 +169,7 @@ class Roster:
             return Pull(worker)
         self._dispatches += 1
         self._prepared.discard(worker)
-        self._put(worker, self.in_flight, Computing(self._dispatches, self.watchdog.deadline()))
+        self._put(worker, self.computing, Computing(self._dispatches, self.watchdog.deadline()))
         return Dispatch(worker, self.steps[worker], self._dispatches)
 
     @property
@@ -195,7 +195,7 @@ class Roster:
         self._in_time_at = min(now, self._in_time_at + self.watchdog.skipped)
         if not may_retire or self._first_deadline() > self.watchdog.now:
             return []
-        deadlines = {worker: gradient.deadline for worker, gradient in (self.in_flight | self.returning).items()}
+        deadlines = {worker: gradient.deadline for worker, gradient in (self.computing | self.returning).items()}
         return [worker for worker, expires in (deadlines | self.reading).items() if expires <= self.watchdog.now]
 
     def describe_stall(self, now: float) -> str | None:
@@ -204,7 +204,7 @@ class Roster:
             return None
         self._warned = True
         places = {
-            "computing": self.in_flight,
+            "computing": self.computing,
             "held by the policy": self.ready,
             "waiting for a device or for their data": self.pulling | self.waiting,
             "have joined, but still compute an earlier gradient": self.returning,
@@ -219,7 +219,7 @@ class Roster:
             words.append(f"the last that was given up is {last}")
         if not any(self._active):
             words.append("the run continues when a worker joins (Members.join) and fails if none can (Members.close)")
-        elif (self.in_flight or self.returning or self.reading) and self.policy.deadline is None:
+        elif (self.computing or self.returning or self.reading) and self.policy.deadline is None:
             words.append("a deadline in the policy would retire a silent worker")
         finished = "finished" if self.policy.deadline is None else "finished in time"
         return f"no worker has {finished} for {self.PATIENCE:g} s; workers {'; '.join(words)}"
@@ -270,7 +270,7 @@ class Roster:
     def arrived(self, worker: int, number: int, at: float, gradient: Any, error: BaseException | None = None) -> None:
         """Accept a gradient or its error, once per dispatch and only if its worker still takes part."""
         awaited = self._in_progress(worker, number)
-        if awaited is None or worker not in self.in_flight:
+        if awaited is None or worker not in self.computing:
             self._record("late", worker)
             if awaited is not None and worker in self.absent:
                 self.absent[worker] = None
@@ -362,7 +362,7 @@ class Roster:
     def fell_silent(self, worker: int) -> None:
         """Give up a worker that still computes, or waits for its batch, after its deadline."""
         self._silences[worker] += 1
-        if worker in self.in_flight or worker in self.reading:
+        if worker in self.computing or worker in self.reading:
             self._record("hang", worker)
         silence = f"silent for more than {self.policy.deadline} s at its step {self.steps[worker]}"
         if worker in self.reading:
@@ -403,12 +403,12 @@ class Roster:
                 self._quorum_at = INFINITY
             elif self._quorum_at == INFINITY:
                 self._quorum_at = now + self.policy.grace
-            self._releasing = now >= self._quorum_at or not (self.in_flight or self.pulling or self.waiting)
+            self._releasing = now >= self._quorum_at or not (self.computing or self.pulling or self.waiting)
         return next(iter(self.ready)) if self._releasing else None
 
     def _too_old(self) -> tuple[list[int], list[int]]:
         """Return the workers whose gradient has become too old: those that are ready, and those that are to be called back."""
-        computing = (worker for worker, gradient in self.in_flight.items() if not gradient.called_back)
+        computing = (worker for worker, gradient in self.computing.items() if not gradient.called_back)
         return list(filter(self._is_too_old, self.ready)), list(filter(self._is_too_old, computing))
 
     def _is_too_old(self, worker: int) -> bool:
@@ -430,11 +430,11 @@ class Roster:
         return not self.policy.may_commit(self.clock - 1, (*self._views_of_others(worker), pulled_at))
 
     def _views_of_others(self, worker: int) -> Iterator[int]:
-        """Return the clocks at which the other workers in flight or ready pulled."""
-        return (self.pulled_at[other] for place in (self.in_flight, self.ready) for other in place if other != worker)
+        """Return the clocks at which the other workers in flight, computing or ready, pulled."""
+        return (self.pulled_at[other] for place in (self.computing, self.ready) for other in place if other != worker)
 
     def _first_deadline(self) -> float:
-        computing = (*itertools.islice(self.in_flight.values(), 1), *self.returning.values())
+        computing = (*itertools.islice(self.computing.values(), 1), *self.returning.values())
         return min((*(gradient.deadline for gradient in computing), *self.reading.values()), default=INFINITY)
 
     def _is_active(self, worker: int) -> bool:
@@ -464,11 +464,11 @@ class Roster:
             self._prepared.discard(worker)
 
     def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
-        if worker in self.in_flight:
+        if worker in self.computing:
             self._load[self.devices[worker]] -= 1
         del self._place[worker][worker]
         self._place[worker], place[worker] = place, value
-        if place is self.in_flight:
+        if place is self.computing:
             self._load[self.devices[worker]] += 1
         if place is not self.waiting and place is not self.pulling and place is not self.silent:
             self.reading.pop(worker, None)

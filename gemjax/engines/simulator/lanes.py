@@ -30,7 +30,7 @@ def in_one_batch(
     """Return the state of all runs and the function of a chunk for :func:`in_chunks`: the ``vmap`` of ``step``.
 
     Inputs that differ between seeds get an axis of runs, in which seeds vary fastest. Other inputs are in memory once.
-    ``same`` are the objects that decide ``begin`` and ``step``, whose programs are those of an earlier sweep of the same.
+    ``same`` holds the objects that decide ``begin`` and ``step``: a later sweep of the same objects compiles nothing.
     """
     runs = len(lanes)
 

@@ -1,9 +1,13 @@
 """Policies: pacing keeps its bound without deadlock."""
 
+import dataclasses
+import pathlib
 import random
+import re
 
 import pytest
 
+import gemjax
 from gemjax.engines.devices.policy import Policy
 
 
@@ -46,3 +50,10 @@ def test_a_quorum_cannot_be_larger_than_the_run():
     with pytest.raises(ValueError, match="quorum=5, but the run has 4 workers"):
         Policy(quorum=5).resolved(4, in_rounds=False)
     assert Policy(quorum=4).resolved(4, in_rounds=False).quorum == 4
+
+
+def test_the_guide_has_a_row_for_every_field():
+    page = (pathlib.Path(gemjax.__file__).parent / "README.md").read_text(encoding="utf-8")
+    table = re.search(r"\n## Policies\n.*?\n## ", page, re.DOTALL)[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", table, re.MULTILINE))
+    assert rows == {field.name: repr(field.default) for field in dataclasses.fields(Policy)}

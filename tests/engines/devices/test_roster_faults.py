@@ -112,7 +112,7 @@ def test_a_dispatch_counts_once():
     run.arrive(0)
     run.roster.arrived(0, first, 0.0, "again")
     assert run.go() == [("late", 0)]
-    assert list(run.roster.in_flight) == [0]
+    assert list(run.roster.computing) == [0]
     run.roster.fell_silent(0)
     run.roster.arrived(0, first, 0.0, "again")
     run.go()

@@ -61,23 +61,23 @@ class Walk:
                         self.overtaken[other][worker] += 1
                         assert self.overtaken[other][worker] == 1, f"{worker} is served twice before {other}"
         places = (
-            *roster.in_flight, *roster.ready, *roster.pulling, *roster.waiting, *roster.returning, *roster.absent,
+            *roster.computing, *roster.ready, *roster.pulling, *roster.waiting, *roster.returning, *roster.absent,
             *roster.silent, *roster.retired,
         )  # fmt: skip
         assert sorted(places) == list(range(self.N)), "each worker is in one place"
-        assert set(roster.in_flight) <= set(run.computing)
+        assert set(roster.computing) <= set(run.computing)
         assert not set(run.computing) & {*roster.ready, *roster.pulling, *roster.waiting}
         assert run.roster.clock == run.applied + sum(refused for _, refused in run.reports)
         if not any(refused for _, refused in run.reports):
-            computing = (*roster.in_flight, *roster.ready)
+            computing = (*roster.computing, *roster.ready)
             assert [roster.pulled_at[w] for w in computing] == [run.pulled[w] for w in computing]
         bound = self.policy.get("max_staleness", self.policy.get("interrupt", FOREVER) - 1)
         assert max(run.staleness, default=0) <= bound
-        assert max(collections.Counter(roster.devices[w] for w in roster.in_flight).values(), default=0) <= Roster.ROOM
+        assert max(collections.Counter(roster.devices[w] for w in roster.computing).values(), default=0) <= Roster.ROOM
         if roster.is_short:
             assert not roster.pulling
-            assert roster.in_flight or not roster.ready or roster.waiting, "held, though no other worker computes"
-            moving = roster.in_flight or roster.returning or roster.unprepared
+            assert roster.computing or not roster.ready or roster.waiting, "held, though no other worker computes"
+            moving = roster.computing or roster.returning or roster.unprepared
             assert moving or not (roster.ready or roster.waiting), "nothing happens, though something could"
         for worker in set(self.overtaken) - set(roster.waiting):
             del self.overtaken[worker]

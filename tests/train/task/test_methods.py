@@ -32,8 +32,8 @@ def test_every_method_of_the_library_has_a_row():
 def test_the_help_counts_the_methods_and_names_the_baselines(options, name):
     """README counts the methods of gemjax, which another test compares with its functions."""
     meaning = " ".join(meanings(options)[name].split())
-    assert f"the {len(METHODS.keys() - COMPOSITIONS.keys())} methods of gemjax or one of two baselines" in meaning
-    assert meaning.endswith(" and ".join(f"`{one}`" for one in COMPOSITIONS) + ".")
+    assert f"{len(METHODS.keys() - COMPOSITIONS.keys())} methods of gemjax" in meaning
+    assert all(f"`{one}`" in meaning for one in COMPOSITIONS)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,6 +149,14 @@ def missing(design: Design, entry: Entry, known: dict[PlannedRun, RunRecord]) ->
     return [run for run in design.next_runs(entry, known)[0] if run not in known]
 
 
+def alike(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
+    """Divide runs into those that one program can make: a quorum decides the trace and the method's buffer."""
+    groups: dict[int | None, list[PlannedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.config.quorum, []).append(run)
+    return list(groups.values())
+
+
 def unfinished(asked: Benchmark, known: dict[PlannedRun, RunRecord], before: Mapping[str, Any] | None) -> list[Entry]:
     """Return the entries that are asked for and have runs left. A row of the file `before` has none, except with `--anew`."""
     rows = {} if asked.anew else outcome.earlier(asked.whole, before)
@@ -175,16 +183,17 @@ def run(
         machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
         if said := lacking([design.tasks[entry.task].dataset for entry in waiting], **machine):
             raise UsageError(said)
-        per_entry, each = design.budget + len(design.seeds) * design.gradients, _runs_per_entry(design)
+        cost = [design.cost(entry) for entry in waiting]
+        runs, gradients = sum(count for count, _ in cost), sum(gradients for _, gradients in cost)
         made = [run for entry in waiting for run in design.made(entry, known)]
         done = len(made), sum(map(costs.gradients, made))
         with (
             Processes(asked.processes) as processes,
-            GroupProgress(console, "run", each * len(waiting), per_entry * len(waiting), *done) as progress,
+            GroupProgress(console, "run", runs, gradients, *done) as progress,
         ):
             say(console, f"{processes.count} at a time on {processes.hardware['device']}; runs are kept in {pool.path}")
             while waiting := [entry for entry in waiting if missing(design, entry, known)]:
-                groups = [missing(design, entry, known) for entry in waiting[:WAVE]]
+                groups = [group for entry in waiting[:WAVE] for group in alike(missing(design, entry, known))]
                 arriving = processes.make(groups, machine, progress.update, together=True)
                 for made, record in pool.keep(arriving, known):
                     progress.end(made.name, costs.gradients(made), f"accuracy {record['test_accuracy'] or 0:.3f}")
@@ -235,7 +244,3 @@ def dry_run(asked: Benchmark, waiting: Sequence[Entry], console: Console) -> Non
         left = [entry.method for entry in entries if entry in waiting]
         name = f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} worker{'s' if setting[1] > 1 else ''}"
         say(console, f"{name}: {len(left)} of {len(entries)} methods left" + (f": {', '.join(left)}" if left else ""))
-
-
-def _runs_per_entry(design: Design) -> int:
-    return sum(count for count, _ in design.rungs) + len(design.seeds)

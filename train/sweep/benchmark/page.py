@@ -11,6 +11,7 @@ from train.sweep.benchmark.outcome import Findings, points
 from train.sweep.benchmark.settings import (
     FAST,
     FIRST,
+    FIRST_ONLY,
     LOCAL,
     ONE,
     REFERENCES,
@@ -23,7 +24,8 @@ from train.sweep.benchmark.settings import (
 )
 
 TITLE = "# Which asynchronous method?"
-NAMES = {SYNCHRONOUS: "synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
+NAMES = {SYNCHRONOUS: "synchronous SGD", FIRST_ONLY: "m-synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
+BASELINES = (SYNCHRONOUS, FIRST_ONLY, LOCAL)
 PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.
 SHOWN = 8  # Methods that are most often near the fastest one.
@@ -32,8 +34,7 @@ OVERVIEW = (
     "setting",
     "methods",
     "fastest asynchronous method, with ties",
-    "sooner than synchronous SGD, times",
-    "sooner than local SGD, times",
+    *(f"sooner than {NAMES[name]}, times" for name in BASELINES),
     f"sooner than `{PLAIN}`, times",
     "accuracy relative to one worker, points",
 )
@@ -78,11 +79,11 @@ def _fastest(design: Design, found: Findings) -> list[str]:
 def _overview(found: Findings, settings: list[Setting]) -> list[str]:
     """Return the cells of `OVERVIEW` on the fastest method of some settings with as many workers."""
     if not (fastest := found.fastest(settings)):
-        return ["none reaches and holds the target with every seed", *["—"] * 4]
+        return ["none reaches and holds the target with every seed", *["—"] * (len(OVERVIEW) - 3)]
     first, more = fastest[0], len(fastest) - TIES
     ties = ", ".join(f"`{name}`" for name in fastest[:TIES]) + (f" and {more} more" if more > 0 else "")
     has = lambda name: all(Entry.at(setting, name) in found.rows for setting in settings)
-    ratios = [_ratio(found, settings, first, other) if has(other) else "—" for other in (SYNCHRONOUS, LOCAL)]
+    ratios = [_ratio(found, settings, first, other) if has(other) else "—" for other in BASELINES]
     plain = _ratio(found, settings, first, PLAIN) if has(PLAIN) and found.holds(settings, PLAIN) else "—"
     return [ties, *ratios, plain, points(found.relative_accuracy(settings, first))]
 
@@ -94,7 +95,7 @@ def _place(setting: Setting) -> str:
 def _table(design: Design, found: Findings, setting: Setting) -> list[str]:
     """Return the table of a setting, the fastest method first."""
     here, fastest, accurate = [setting], found.fastest([setting]), found.most_accurate([setting])
-    references = [name for name in (SYNCHRONOUS, LOCAL) if Entry.at(setting, name) in found.rows]
+    references = [name for name in BASELINES if Entry.at(setting, name) in found.rows]
     names = [name for name in design.methods if Entry.at(setting, name) in found.rows]
     order = lambda name: (
         name not in REFERENCES and not found.holds(here, name),

@@ -17,8 +17,8 @@ PERIOD = 4  # Local steps per commit, for methods that have them.
 TUNING = 100  # The seed that serves tuning alone.
 RATES = (0.0006, 0.002, 0.006, 0.02, 0.06, 0.2)  # With two values of a method's own number.
 BETWEEN = (0.0011, 0.0035, 0.011, 0.035, 0.11, 0.35)  # Further rates of methods without such a number.
-ONE, SYNCHRONOUS, LOCAL = "one_worker", "synchronous_sgd", "local_sgd"
-REFERENCES = (ONE, SYNCHRONOUS, LOCAL)
+ONE, SYNCHRONOUS, FIRST_ONLY, LOCAL = "one_worker", "synchronous_sgd", "m_synchronous_sgd", "local_sgd"
+REFERENCES = (ONE, SYNCHRONOUS, FIRST_ONLY, LOCAL)
 EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
 WORDS = {EQUAL: "equal", UNEQUAL: "unequal"}
 TITLES = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}  # Names of tasks on pages, if they differ.
@@ -53,7 +53,7 @@ class SearchSpace:
     Args:
       method: its row in `train/config/methods.py`.
       own: the field of its own number; empty if it has none.
-      values: of that field, for a number of workers; two of them.
+      values: of that field, for a number of workers; two of them, more for a reference.
       factor: factor on all learning rates, for a number of workers; larger for methods with one step per N gradients.
       fixed: further fields.
       barrier: True if workers wait for each other.
@@ -61,13 +61,13 @@ class SearchSpace:
 
     method: Method
     own: str = ""
-    values: Callable[[int], tuple[float, float]] = lambda workers: SMOOTH
+    values: Callable[[int], tuple[float, ...]] = lambda workers: SMOOTH
     factor: Callable[[int], float] = lambda workers: 1.0
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     barrier: bool = False
 
     def candidates(self, workers: int) -> list[dict[str, float]]:
-        """Return the numbers to try: twelve for every method, over the same rates."""
+        """Return the numbers to try: twelve for every method over the same rates, and more for a reference."""
         if not self.own:
             return [{"learning_rate": rate * self.factor(workers)} for rate in sorted((*RATES, *BETWEEN))]
         return [
@@ -84,6 +84,15 @@ def _strengths(one: float, other: float) -> Callable[[int], tuple[float, float]]
 def _rounds(workers: int) -> float:
     """Return the factor of methods that make one step per round of N gradients (the linear scaling rule)."""
     return float(workers)
+
+
+def _quorums(workers: int) -> tuple[int, ...]:
+    """Return the numbers m of gradients per round to try, from half of the workers to all.
+
+    >>> _quorums(16), _quorums(4)
+    ((8, 10, 12, 14, 16), (2, 3, 4))
+    """
+    return tuple(sorted({math.ceil(workers * eighths / 8) for eighths in (4, 5, 6, 7, 8)}))
 
 
 def _own(method: Method) -> SearchSpace:
@@ -115,6 +124,8 @@ SEARCH_SPACES |= {
     SYNCHRONOUS: SearchSpace(
         "diloco", "momentum", _strengths(0.0, 0.9), _rounds, {"outer_learning_rate": 1.0, "period": 1}, barrier=True
     ),
+    # The same with rounds of the first m workers, and a momentum of 0.9.
+    FIRST_ONLY: SearchSpace(FIRST_ONLY, "quorum", _quorums, _rounds, {"momentum": 0.9}, barrier=True),
     LOCAL: SearchSpace("diloco", "momentum", _strengths(0.0, 0.5), fixed={"outer_learning_rate": 1.0}, barrier=True),
 }
 
@@ -130,7 +141,8 @@ class Design:
       settings: pairs of task, workers and cluster, the most informative first.
       gradients: per run, of all workers together.
       methods: contestants, without the references.
-      rungs: candidates of each rung and the share of `gradients` that each of its runs has.
+      rungs: candidates of each rung, in proportion more for a reference with more of them, and the share of `gradients` that
+        each of its runs has.
       seeds: those reported.
       evaluations: along a reported run.
       warm_up: share of `gradients` in which the rate rises.
@@ -154,6 +166,16 @@ class Design:
         """Gradients that tune one method in one setting."""
         return round(sum(count * share for count, share in self.rungs) * self.gradients)
 
+    def rungs_of(self, entry: Entry) -> list[tuple[int, float]]:
+        """Return the rungs of an entry."""
+        wider = len(SEARCH_SPACES[entry.method].candidates(entry.workers)) / self.rungs[0][0]
+        return [(round(count * wider), share) for count, share in self.rungs]
+
+    def cost(self, entry: Entry) -> tuple[int, int]:
+        """Return the number of runs of an entry, and their gradients."""
+        every = [*self.rungs_of(entry), (len(self.seeds), 1.0)]
+        return sum(count for count, _ in every), round(sum(count * share for count, share in every) * self.gradients)
+
     def methods_of(self, task: str) -> tuple[str, ...]:
         """Return the methods that a task has."""
         return self.narrow.get(task, self.methods)
@@ -172,13 +194,13 @@ class Design:
             Entry.at(setting, name) for setting in settings for name in methods if takes(setting, name)
         ]
         first, others = self.settings[:1], self.settings[1:]
-        known = of(first, (SYNCHRONOUS, LOCAL, *early))
+        known = of(first, (SYNCHRONOUS, FIRST_ONLY, LOCAL, *early))
         return [
             *ones[:1],
             *known,
             *of(first, late),
             *ones[1:],
-            *of(others, (SYNCHRONOUS, LOCAL, *early)),
+            *of(others, (SYNCHRONOUS, FIRST_ONLY, LOCAL, *early)),
             *of(others, late),
         ]
 
@@ -222,7 +244,7 @@ class Design:
         A rung keeps the candidates with the least loss of the last parameters on training rows.
         """
         contenders = SEARCH_SPACES[entry.method].candidates(entry.workers)
-        for count, share in self.rungs:
+        for count, share in self.rungs_of(entry):
             runs = [self.run(entry, numbers, share, TUNING) for numbers in contenders[:count]]
             if any(run not in known for run in runs):
                 return runs, {}
@@ -261,7 +283,7 @@ def _settings(tasks: tuple[str, ...], workers: tuple[int, ...]) -> tuple[Setting
     return tuple(sorted(every, key=lambda setting: (setting[1] != 16, setting[2] != UNEQUAL)))
 
 
-_ALL = tuple(METHODS)
+_ALL = tuple(name for name in METHODS if name not in REFERENCES)
 FULL = Design(
     name="benchmark",
     tasks={

@@ -10,10 +10,11 @@ from train.claims.runs import num_commits
 from train.config.datasets import DATASETS
 from train.config.methods import METHODS
 from train.sweep.benchmark import settings
-from train.sweep.benchmark.benchmark import Benchmark
+from train.sweep.benchmark.benchmark import Benchmark, alike
 from train.sweep.benchmark.settings import (
     FAST,
     FIRST,
+    FIRST_ONLY,
     FULL,
     LOCAL,
     ONE,
@@ -31,7 +32,8 @@ from train.task.methods import local_steps, make_method
 @pytest.mark.parametrize("workers", [4, 16, 64])
 def test_every_method_has_the_same_budget(name, workers):
     candidates = SEARCH_SPACES[name].candidates(workers)
-    assert len({tuple(one.items()) for one in candidates}) == 12
+    quorums = len(settings._quorums(workers)) / 2 if name == FIRST_ONLY else 1  # The baseline has more than any method.
+    assert len({tuple(one.items()) for one in candidates}) == 12 * quorums
     configs = [FULL.config(Entry("cifar", workers, UNEQUAL, name), one, 1, 0) for one in candidates]
     rows = DATASETS["cifar10_jpeg"].rows
     gradients = {num_commits(config, rows) * mean_period(config) for config in configs}
@@ -40,21 +42,21 @@ def test_every_method_has_the_same_budget(name, workers):
     rates = [config.learning_rate / factor for config in configs]
     assert min(rates) == pytest.approx(0.0006)
     assert max(rates) >= 0.2 * 0.999
-    assert all(config.cluster.endswith("barrier") == (name in (SYNCHRONOUS, LOCAL)) for config in configs)
+    assert all(config.cluster.endswith("barrier") == (name in (SYNCHRONOUS, FIRST_ONLY, LOCAL)) for config in configs)
 
 
 def test_every_method_of_the_library_takes_part_and_the_budget_is_that_of_the_rungs():
-    assert set(FULL.methods) == set(METHODS)
+    assert {*FULL.methods, FIRST_ONLY} == set(METHODS)
     assert FULL.budget == 40_000
-    assert len(FULL.entries()) == 12 * (len(METHODS) + 2) + 6 * (9 + 2) + 3
+    assert len(FULL.entries()) == 12 * (len(FULL.methods) + 3) + 6 * (9 + 3) + 3
     core = [entry for entry in FULL.entries() if FULL.is_core(entry)]
-    assert len(core) == 2 * len(METHODS) + 10 * len((*FIRST, *FAST)) + 6 * 9 + 18 * 2 + 3
+    assert len(core) == 2 * len(FULL.methods) + 10 * len((*FIRST, *FAST)) + 6 * 9 + 18 * 3 + 3
     assert Benchmark().entries == core
     assert {entry.setting for entry in Benchmark(methods=("diloco",)).entries if entry.method == "diloco"} == {
         setting for setting in FULL.settings if setting[0] != "characters"
     }
     assert FULL.gradients // 64 >= 250
-    first = FULL.entries()[:11]
+    first = FULL.entries()[:12]
     assert first[0] == Entry("cifar", 1, "homogeneous", ONE)
     assert all(entry.setting == ("cifar", 16, UNEQUAL) for entry in first[1:])
     assert len(set(FULL.entries())) == len(FULL.entries())
@@ -77,6 +79,16 @@ def test_each_rung_keeps_the_best_candidates_and_other_seeds_are_reported():
     assert settings.TUNING not in SMALL.seeds
 
 
+def test_runs_of_one_program_have_one_quorum():
+    runs, _ = SMALL.next_runs(Entry("digits", 16, UNEQUAL, FIRST_ONLY), {})
+    groups = alike(runs)
+    assert [run for group in groups for run in sorted(group, key=runs.index)] == sorted(
+        runs, key=lambda run: (run.config.quorum, runs.index(run))
+    )
+    assert [{run.config.quorum for run in group} for group in groups] == [{8}, {10}, {12}, {14}, {16}]
+    assert len(alike(SMALL.next_runs(Entry("digits", 16, UNEQUAL, "gem"), {})[0])) == 1
+
+
 def test_a_candidate_that_failed_is_never_kept():
     entry = Entry("digits", 16, UNEQUAL, "asgd")
     runs, _ = SMALL.next_runs(entry, {})
@@ -90,7 +102,7 @@ def test_all_numbers_that_are_tuned_are_arguments_of_the_program(name):
     space = SEARCH_SPACES[name]
     candidate = space.candidates(4)[0]
     config = QUICK.config(Entry("digits", 4, UNEQUAL, name), candidate, 1, 0)
-    assert set(candidate) <= set(numbers(config))
+    assert set(candidate) - {"quorum"} <= set(numbers(config))  # A quorum has a program of its own.
 
     def begin(point, params):
         tx, local = make_method(config, 100.0, **point), local_steps(config, 100.0, **point)
