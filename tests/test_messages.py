@@ -97,7 +97,7 @@ MESSAGES = [
     (
         lambda: run("simulate", diagnostics=["pi_medain"], tx=gemjax.gem(0.1, num_workers=2)),
         "no member of this method reports pi_medain; did you mean 'pi_median'? It offers gap, normalised_gap,"
-        " update_norm, compensation, energy_ratio, learning_rate, pi_05, pi_25, pi_75, pi_95, pi_median",
+        " update_norm, elastic_constant, compensation, energy_ratio, learning_rate, pi_05, pi_25, pi_75, pi_95, pi_median",
     ),
     (
         lambda: gemjax.simulate(asgd(), squares, PARAMS, ones, arrivals.Gamma(2)),

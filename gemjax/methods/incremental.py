@@ -85,7 +85,7 @@ def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
 class AggregateRecentState(NamedTuple):
     """State of :func:`aggregate_recent`, shared by all workers."""
 
-    clock: jax.Array  # int32 []; commits so far.
+    count: jax.Array  # int32 []; commits so far.
     last: jax.Array  # int32 [N]; clock of each worker's last commit, -1 before its first.
     recent: jax.Array  # int32 [max_age + 1]; workers of the last commits, that of clock t at t mod (max_age + 1).
     entries: SharedRows  # h_w, like params; each worker's last gradient.
@@ -116,7 +116,7 @@ def aggregate_recent(num_workers: int, max_age: int) -> optax.GradientTransforma
 
     def init_fn(params) -> Any:
         return AggregateRecentState(
-            clock=jnp.zeros([], jnp.int32),
+            count=jnp.zeros([], jnp.int32),
             last=jnp.full(num_workers, -1, jnp.int32),
             recent=jnp.full(operator.index(max_age), -1, jnp.int32),
             entries=SharedRows.of(optax.tree.zeros_like(params), num_workers),
@@ -127,7 +127,7 @@ def aggregate_recent(num_workers: int, max_age: int) -> optax.GradientTransforma
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
         del params, extra_args
         require_protocol("aggregate_recent", worker=worker)
-        clock, limit = state.clock, len(state.recent)
+        clock, limit = state.count, len(state.recent)
         old = state.recent[clock % limit]
         before, oldest = state.last[worker], jnp.maximum(old, 0)
         counted = (before >= 0) & (clock - before <= limit)  # The entry that this gradient replaces.

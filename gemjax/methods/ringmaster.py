@@ -37,17 +37,17 @@ class RefusalsOfStale(Refusals):
         return staleness >= self.threshold
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["count", "clock"], meta_fields=["threshold"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["count", "applied"], meta_fields=["threshold"])
 @dataclasses.dataclass(frozen=True)
 class RefusalsBySchedule(Refusals):
-    """Refuses commits of a staleness of ``threshold(clock)``."""
+    """Refuses commits of a staleness of ``threshold(applied)``."""
 
-    clock: jax.Array  # int32 []; commits that were applied.
+    applied: jax.Array  # int32 []; commits that were not refused.
     threshold: Threshold
 
     def refuses(self, staleness: jax.Array) -> jax.Array:
         """Return True if a commit is too old."""
-        return staleness >= self.threshold(self.clock)
+        return staleness >= self.threshold(self.applied)
 
 
 class DropStaleState(NamedTuple):
@@ -103,7 +103,7 @@ def drop_stale(threshold: float | Threshold) -> optax.GradientTransformationExtr
         if by_array:
             refusals = Refusals(refusals.count + (staleness >= threshold))
         elif isinstance(refusals, RefusalsBySchedule):
-            refusals = dataclasses.replace(refusals, clock=jnp.asarray(optax.safe_increment(refusals.clock)))
+            refusals = dataclasses.replace(refusals, applied=jnp.asarray(optax.safe_increment(refusals.applied)))
         return updates, DropStaleState(refusals)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

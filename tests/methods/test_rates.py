@@ -60,7 +60,7 @@ def test_every_method_reports_the_rate_that_it_applied(row):
     why = f"the factor of Row({row.name!r}) in tests/methods/rows.py is not what the method multiplies its rate by"
     np.testing.assert_allclose([rate for _, rate in found], expected, rtol=1e-6, err_msg=why)
     constant = rates(row(N, 0.25), 1)[0][1]
-    np.testing.assert_allclose(constant, 0.25 if row.name != "yellowfin" else expected[0] / 2, rtol=1e-6)
+    np.testing.assert_allclose(constant, expected[0] / 2, rtol=1e-6)
 
 
 def test_yellowfin_reports_the_rate_that_it_found():

@@ -10,11 +10,11 @@ import gemjax
 
 N, ESTIMATORS = NUM_WORKERS, ("count", "interval")
 ROWS = (
-    Row("rescaled-asgd", gemjax.rescaled_asgd, 0.005, variant=True),
+    Row("rescaled-asgd", gemjax.rescaled_asgd, 0.01, variant=True),
     Row(
         "rescaled-asgd-interval",
         gemjax.rescaled_asgd,
-        0.005,
+        0.01,
         {"estimator": "interval"},
         variant=True,
         factor=lambda staleness, n: min((staleness + 1) / n, 4.0),

@@ -26,7 +26,7 @@ def first_of_each(staleness, num_workers):
     return 1 / (staleness + 1)
 
 
-ROWS = (Row("staleness-distribution", scaled, 0.005, variant=True, factor=first_of_each),)
+ROWS = (Row("staleness-distribution", scaled, 0.01, variant=True, factor=first_of_each),)
 
 
 def by_histogram(theta_0, grad, order, eta, factor, warmup):
