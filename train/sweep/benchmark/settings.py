@@ -17,6 +17,7 @@ PERIOD = 4  # Local steps per commit, for methods that have them.
 TUNING = 100  # The seed that serves tuning alone.
 RATES = (0.0006, 0.002, 0.006, 0.02, 0.06, 0.2)  # With two values of a method's own number.
 BETWEEN = (0.0011, 0.0035, 0.011, 0.035, 0.11, 0.35)  # Further rates of methods without such a number.
+CANDIDATES = 2 * len(RATES)  # Of a method.
 ONE, SYNCHRONOUS, FIRST_ONLY, LOCAL = "one_worker", "synchronous_sgd", "m_synchronous_sgd", "local_sgd"
 REFERENCES = (ONE, SYNCHRONOUS, FIRST_ONLY, LOCAL)
 EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
@@ -168,7 +169,7 @@ class Design:
 
     def rungs_of(self, entry: Entry) -> list[tuple[int, float]]:
         """Return the rungs of an entry."""
-        wider = len(SEARCH_SPACES[entry.method].candidates(entry.workers)) / self.rungs[0][0]
+        wider = len(SEARCH_SPACES[entry.method].candidates(entry.workers)) / CANDIDATES
         return [(round(count * wider), share) for count, share in self.rungs]
 
     def cost(self, entry: Entry) -> tuple[int, int]:

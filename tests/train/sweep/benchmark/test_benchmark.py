@@ -25,7 +25,9 @@ from train.sweep.benchmark.settings import (
     Entry,
 )
 
-PACE = {"gem": 4.0, "asgd": 3.0, "easgd": 2.0, "diloco": 1.0, "momentum_asgd": 1.0}
+RUNS = 12 + 4 + 3  # Of a method,
+MORE = 30 + 10 + 3  # and of m-synchronous SGD.
+PACE = {"gem": 4.0, "asgd": 3.0, "easgd": 2.0, "diloco": 1.0, "momentum_asgd": 1.0, "m_synchronous_sgd": 1.0}
 
 
 class Inline:
@@ -76,11 +78,11 @@ def test_an_interrupted_benchmark_resumes_and_repeats_no_run(inline, capsys):
     inline.stop = None
     assert cli.main(["benchmark", "--quick"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "114/114 runs done, 100 % of the gradients" in shown
-    assert len(inline.made) == len(set(inline.made)) == 6 * (12 + 4 + 3)
+    assert f"{6 * RUNS + MORE}/{6 * RUNS + MORE} runs done, 100 % of the gradients" in shown
+    assert len(inline.made) == len(set(inline.made)) == 6 * RUNS + MORE
     assert inline.made[: len(done)] == done
     assert cli.main(["benchmark", "--quick"]) == 0
-    assert len(inline.made) == 6 * 19
+    assert len(inline.made) == 6 * RUNS + MORE
     assert image.imread("runs/benchmark/benchmark-quick.png").ndim == 3
 
 
@@ -90,7 +92,7 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     command = ["benchmark", "--quick", "--out", str(out)]
     assert cli.main([*command, "--methods", "asgd"]) == 0
     text = (out / "benchmark-quick.md").read_text()
-    assert "| pairs of a method and a setting, measured so far | 4 of 6 |" in text
+    assert "| pairs of a method and a setting, measured so far | 5 of 7 |" in text
     assert "| digits, 16 unequal workers | 1 of 3 | `asgd` |" in text
     assert "`gem`" not in text
     before = len(inline.made)
@@ -98,16 +100,16 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     elsewhere = ["--work", str(tmp_path / "elsewhere")]
     assert cli.main([*command, "--methods", "gem", *elsewhere]) == 0
     text = (out / "benchmark-quick.md").read_text()
-    assert "| pairs of a method and a setting, measured so far | 5 of 6 |" in text
+    assert "| pairs of a method and a setting, measured so far | 6 of 7 |" in text
     assert "**`gem`**" in text
     assert "| `asgd` |" in text
-    assert len(inline.made) == before + 19
-    assert "| runs so far | 95 |\n| process minutes so far | 1.6 |" in text
+    assert len(inline.made) == before + RUNS
+    assert "| runs so far | 138 |\n| process minutes so far | 2.3 |" in text
     assert cli.main(command) == 0
-    assert "measured so far | 6 of 6 |" in (out / "benchmark-quick.md").read_text()
+    assert "measured so far | 7 of 7 |" in (out / "benchmark-quick.md").read_text()
     before = len(inline.made)
     assert cli.main([*command, "--anew", *elsewhere]) == 0  # The runs of `gem` are in its work folder.
-    assert len(inline.made) == before + 5 * 19
+    assert len(inline.made) == before + 5 * RUNS + MORE
 
 
 @pytest.mark.slow
@@ -129,7 +131,7 @@ def test_targets_stay_while_a_row_is_kept_that_was_measured_with_them(inline, tm
 def test_rows_of_another_definition_are_dropped(inline, tmp_path):
     assert cli.main(["benchmark", "--quick"]) == 0
     content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())
-    assert len(outcome.document(SMALL, {}, content)["rows"]) == 6
+    assert len(outcome.document(SMALL, {}, content)["rows"]) == 7
     assert outcome.document(dataclasses.replace(SMALL, gradients=9600), {}, content)["rows"] == []
 
 
@@ -168,7 +170,7 @@ def test_the_quick_benchmark_shrunk_is_real(monkeypatch, tmp_path):
     assert max(rows[ONE]["end"]) > 5 * max(rows["asgd"]["end"])
     assert max(rows["asgd"]["end"]) < min(rows[SYNCHRONOUS]["end"])
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / design.name).iterdir()}
-    assert len(files) == 5 * (12 + 2 + 2)
+    assert len(files) == 5 * (12 + 2 + 2) + (30 + 5 + 2)  # The last are those of m-synchronous SGD.
     assert cli.main(command) == 0
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / design.name).iterdir()}
 
