@@ -50,12 +50,11 @@ def order_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtraAr
         del params, extra_args
         require_protocol("order_momentum", staleness=staleness, num_workers=num_workers)
         late = state.count // num_workers - (state.count - staleness) // num_workers
-        decay = jnp.where(state.count % num_workers == 0, momentum, 1.0)  # A round begins.
-        carried = jax.tree.map(lambda u: u * decay.astype(u.dtype), state.velocity)
+        begins = state.count % num_workers == 0  # A round begins.
+        carried = jax.tree.map(lambda u: jnp.where(begins, momentum * u, u), state.velocity)
         weight = jnp.power(momentum, late)
         reached = (1 - momentum * weight) / (1 - momentum)
-        begun = jnp.where(state.count % num_workers == 0, 1.0, 0.0)
-        step = jax.tree.map(lambda u, g: begun.astype(g.dtype) * u + reached.astype(g.dtype) * g, carried, updates)
+        step = jax.tree.map(lambda u, g: jnp.where(begins, u, 0) + reached.astype(g.dtype) * g, carried, updates)
         velocity = jax.tree.map(lambda u, g: u + weight.astype(u.dtype) * g, carried, updates)
         return step, OrderMomentumState(jnp.asarray(optax.safe_increment(state.count)), velocity)
 

@@ -110,7 +110,7 @@ class Config(Common):
     engine: Engine = "devices"
     """`devices`: workers on JAX devices of this host; `cluster`: on hosts of a Ray cluster; `simulate`: virtual workers."""
     method: Method = "gem"
-    """Rule for stale gradients: the 39 methods of gemjax, or `dc_momentum_asgd`, `outer_nesterov` or `m_synchronous_sgd`."""
+    """Rule for stale gradients: a method of gemjax, or `dc_momentum_asgd`, `outer_nesterov` or `m_synchronous_sgd`."""
     workers: int = 8
     """Number of asynchronous workers."""
     epochs: float = 6.0

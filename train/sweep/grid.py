@@ -41,7 +41,7 @@ class Grid(Common):
     """A sweep: every method with every number of workers at every learning rate, momentum and strength, for every seed."""
 
     methods: tuple[Method, ...] = ("asgd", "dana_slim", "gem")
-    """Methods to compare: the 39 methods of gemjax, or `dc_momentum_asgd`, `outer_nesterov` or `m_synchronous_sgd`."""
+    """Methods to compare: those of gemjax, or `dc_momentum_asgd`, `outer_nesterov` or `m_synchronous_sgd`."""
     workers: tuple[int, ...] = (2, 8, 32)
     """Numbers of simulated workers."""
     learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)

@@ -11,8 +11,8 @@ class Policy:
     """Rules for the dispatch and the commit of gradients, and for the retirement of workers.
 
     **Pacing.** With ``max_staleness=K`` the staleness of every commit is at most K, and no gradient is discarded for it. No
-    worker is dispatched while more than K others are in flight, which is dispatched and not yet committed, and a gradient waits
-    if its commit would make one in flight too stale. With K < N - 1 some workers are therefore idle at any time. (Dropping
+    worker is dispatched while more than K others are in flight (dispatched, but not yet committed), and a gradient waits if its
+    commit would make one in flight too stale. With K < N - 1 some workers are therefore idle at any time. (Dropping
     instead is a rule of the method: :func:`gemjax.rules.drop_stale`.)
 
     **Quorum.** With ``quorum=Q`` gradients wait until there are Q of them, then for another ``grace`` seconds, or until no

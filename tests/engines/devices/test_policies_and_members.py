@@ -44,14 +44,18 @@ def test_a_quorum_continues_without_a_slow_worker():
 @pytest.mark.slow
 def test_rounds_of_the_first_workers_are_those_of_a_barrier_with_this_quorum(tmp_path):
     """No gradient of an earlier round is ever committed, and the slow worker is called back until it is in time."""
-    passed, steps = threading.Event(), set()
+    passed, returned, calls = threading.Event(), threading.Event(), []
 
     def gate(worker, step):
-        steps.add(step)
-        if max(steps) >= 3:  # Three rounds without worker 3.
-            passed.set()
         if worker == 3:
+            calls.append(step)
+            if len(calls) == 2:  # Its first gradient has arrived too late.
+                returned.set()
             assert passed.wait(60)
+        elif step == 3:  # After three rounds without worker 3.
+            passed.set()
+        elif step == 6:  # So that the run does not end before it returns.
+            assert returned.wait(60)
 
     with gemjax.EventLog(tmp_path / "log") as log:
         result = run(60, policy=gemjax.Policy(quorum=3, interrupt=3), gate=gate, log=log)
