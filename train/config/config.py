@@ -86,6 +86,8 @@ class Common:
     """Speeds of simulated workers: equal; unequal; in turn; full to quarter; the same with a barrier, as `diloco` has."""
     variation: float = 0.1
     """Coefficient of variation of the time of a simulated gradient."""
+    transfer: float = 0.0
+    """Virtual seconds that a view and a gradient take on the network together; a gradient takes one to compute."""
     x64: bool = False
     """Compute in double precision, in which a replay of a stable run agrees to about ten digits; it takes longer."""
     data_dir: str | None = None

@@ -22,7 +22,7 @@ RANGES = (
     ),
     (
         ("learning_rate", "outer_learning_rate", "weight_decay", "warmup_epochs", "seed", "eval_every", "checkpoint_every",
-         "checkpoint_seconds", "keep_checkpoints", "central_hosts"),
+         "checkpoint_seconds", "keep_checkpoints", "central_hosts", "transfer"),
         lambda value: 0 <= value < math.inf,
         "must be finite and not negative",
     ),
@@ -33,8 +33,9 @@ RANGES = (
 # Flags that act with some values of another flag only.
 NEEDS = [
     ("cluster", "engine", ["simulate"]),
-    ("variation", "engine", ["simulate"]),
-    ("variation", "cluster", ["homogeneous", "heterogeneous", "tiered", "barrier", "heterogeneous_barrier", "tiered_barrier"]),
+    *((name, "engine", ["simulate"]) for name in ("variation", "transfer")),
+    *((name, "cluster", ["homogeneous", "heterogeneous", "tiered", "barrier", "heterogeneous_barrier", "tiered_barrier"])
+      for name in ("variation", "transfer")),
     ("eval_seconds", "engine", ["simulate"]),
     ("eval_every", "eval_seconds", [None]),
     ("decay_epochs", "schedule", ["constant"]),

@@ -77,6 +77,8 @@ def cluster(config: Any) -> "arrivals.Arrivals":
     if config.cluster in ("tiered", "tiered_barrier"):
         scales = [speed * config.period / count for speed, count in zip(speeds(config), counts, strict=True)]
         model = arrivals.Scaled(model, scales)
+    if config.transfer:
+        model = arrivals.Delayed(model, up=config.transfer / 2, down=config.transfer / 2)
     return arrivals.Barrier(model, config.quorum) if config.cluster.endswith("barrier") else model
 
 

@@ -26,7 +26,7 @@ from train.run.folder import RUNS
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
 from train.sweep.benchmark import outcome, page
-from train.sweep.benchmark.settings import FULL, QUICK, REFERENCES, WORDS, Design, Entry
+from train.sweep.benchmark.settings import FULL, QUICK, REFERENCES, WORDS, Design, Entry, networked
 
 USAGE = "python -m train benchmark"
 RESULTS = Path(__file__).parents[2] / "results"
@@ -48,10 +48,12 @@ class Benchmark:
     """Methods to measure wherever they can be; default: all with 16 unequal workers, the best known and fastest in others."""
     tasks: tuple[Literal["cifar", "fashion", "characters", "digits"], ...] = ()
     """Tasks to measure; default: all of the scale."""
-    workers: tuple[Literal[4, 16, 64], ...] = ()
+    workers: tuple[Literal[4, 8, 16, 64], ...] = ()
     """Numbers of workers to measure; default: all of the scale."""
     clusters: tuple[Literal["homogeneous", "heterogeneous"], ...] = ()
     """`homogeneous` or `heterogeneous` workers; default: both."""
+    networks: tuple[Literal["free", "rack", "slow"], ...] = ()
+    """Transfers that take no time, 0.3 times as long as a gradient, or 10 times; default: all."""
     processes: int | None = None
     """Number of processes. Default: one per core, or a single one on an accelerator."""
     data_dir: str | None = None
@@ -70,7 +72,8 @@ class Benchmark:
     def __post_init__(self):
         if not any(entry.workers > 1 for entry in self.entries):
             raise ValueError(
-                "no setting has these --tasks, --workers and --clusters together; see --dry-run for those that there are"
+                "no setting has these --tasks, --workers, --clusters and --networks together; see --dry-run for those that "
+                "there are"
             )
         if without := [name for name in self.methods if not any(entry.method == name for entry in self.entries)]:
             raise ValueError(
@@ -94,7 +97,14 @@ class Benchmark:
                 entry.method in REFERENCES
                 or (entry.method in self.methods if self.methods else self.whole.is_core(entry))
             )
-            and (entry.workers == 1 or (asked(self.workers, entry.workers) and asked(self.clusters, entry.cluster)))
+            and (
+                entry.workers == 1
+                or (
+                    asked(self.workers, entry.workers)
+                    and asked(self.clusters, entry.cluster)
+                    and asked(self.networks, entry.network)
+                )
+            )
         ]
 
     @property
@@ -150,10 +160,10 @@ def missing(design: Design, entry: Entry, known: dict[PlannedRun, RunRecord]) ->
 
 
 def alike(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
-    """Divide runs into those that one program can make: a quorum decides the trace and the method's buffer."""
-    groups: dict[int | None, list[PlannedRun]] = {}
+    """Divide runs into those that one program can make: quorum, period and length decide the trace."""
+    groups: dict[tuple, list[PlannedRun]] = {}
     for run in runs:
-        groups.setdefault(run.config.quorum, []).append(run)
+        groups.setdefault((run.config.quorum, run.config.period, run.config.epochs), []).append(run)
     return list(groups.values())
 
 
@@ -242,5 +252,7 @@ def dry_run(asked: Benchmark, waiting: Sequence[Entry], console: Console) -> Non
     for setting in dict.fromkeys(entry.setting for entry in asked.entries):
         entries = [entry for entry in asked.entries if entry.setting == setting]
         left = [entry.method for entry in entries if entry in waiting]
-        name = f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} worker{'s' if setting[1] > 1 else ''}"
+        name = (
+            f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} worker{'s' if setting[1] > 1 else ''}{networked(setting)}"
+        )
         say(console, f"{name}: {len(left)} of {len(entries)} methods left" + (f": {', '.join(left)}" if left else ""))

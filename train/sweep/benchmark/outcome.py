@@ -11,7 +11,9 @@ import numpy as np
 from train.claims.runs import PlannedRun, RunRecord
 from train.sweep.benchmark.settings import (
     FIRST,
+    FREE,
     LOCAL,
+    NETWORKED,
     ONE,
     REFERENCES,
     SEARCH_SPACES,
@@ -86,7 +88,7 @@ def definition(design: Design) -> dict[str, Any]:
 
 
 def entry_of(row: Row) -> Entry:
-    return Entry(row["task"], row["workers"], row["cluster"], row["method"])
+    return Entry(row["task"], row["workers"], row["cluster"], row["method"], row.get("network", FREE))
 
 
 def _accuracy(record: RunRecord) -> float:
@@ -99,7 +101,8 @@ def _row(
     period = mean_period(run.config)
     reached = [_reached(record, target) for record in records]
     return {
-        "task": entry.task, "workers": entry.workers, "cluster": entry.cluster, "method": entry.method, "target": target,
+        "task": entry.task, "workers": entry.workers, "cluster": entry.cluster, "network": entry.network,
+        "method": entry.method, "target": target,
         "numbers": {name: float(f"{value:.4g}") for name, value in numbers.items()},
         "accuracy": [round(_accuracy(record), 4) for record in records],
         "gradients": [_finite(period * commits) for commits, _ in reached],
@@ -139,19 +142,21 @@ class Findings:
             if name not in REFERENCES and settings and all(Entry.at(setting, name) in self.rows for setting in settings)
         ]
 
-    def at(self, workers: int, cluster: str, *, narrow: bool = False) -> list[Setting]:
+    def at(self, workers: int, cluster: str, network: str = FREE, *, narrow: bool = False) -> list[Setting]:
         """Return the settings with that many workers that have most methods, on tasks with all methods or only some."""
-        here = [one for one in self.comparable(narrow=narrow) if one[1:] == (workers, cluster)]
+        here = [one for one in self.comparable(network, narrow=narrow) if one[1:3] == (workers, cluster)]
         most = max((len(self.methods([one])) for one in here), default=0)
         return [one for one in here if len(self.methods([one])) == most]
 
-    def comparable(self, *, narrow: bool = False) -> list[Setting]:
-        """Return the settings that have the references and all of the best-known methods; others are unfinished."""
-        known = {name for name in FIRST if any(entry.method == name for entry in self.rows)}
+    def comparable(self, network: str = FREE, *, narrow: bool = False) -> list[Setting]:
+        """Return the settings on a network that have the references and its best-known methods; others are unfinished."""
+        expected = FIRST if network == FREE else NETWORKED
+        known = {name for name in expected if any(entry.method == name for entry in self.rows)}
         return [
             one
             for one in self.settings
-            if (one[0] in self.content["definition"]["narrow"]) == narrow
+            if one[3] == network
+            and (one[0] in self.content["definition"]["narrow"]) == narrow
             and {SYNCHRONOUS, LOCAL, *known} <= {entry.method for entry in self.rows if entry.setting == one}
         ]
 

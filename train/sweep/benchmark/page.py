@@ -15,11 +15,13 @@ from train.sweep.benchmark.settings import (
     LOCAL,
     ONE,
     REFERENCES,
+    SEARCH_SPACES,
     SYNCHRONOUS,
     WORDS,
     Design,
     Entry,
     Setting,
+    networked,
     title,
 )
 
@@ -64,13 +66,13 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _fastest(design: Design, found: Findings) -> list[str]:
     """Return the table of the fastest methods: settings with as many workers together, then each setting."""
     rows = []
-    for _, workers, cluster in dict.fromkeys(("", *setting[1:]) for setting in design.settings):
-        if len(alike := found.at(workers, cluster)) > 1:
+    for _, *place_alike in dict.fromkeys(("", *setting[1:]) for setting in design.settings):
+        if len(alike := found.at(*place_alike)) > 1:
             tasks = " and ".join(title(setting[0]) for setting in alike)
-            place = f"**{workers} {WORDS[cluster]} workers: {tasks}**"
+            place = f"**{_workers(alike[0])}: {tasks}**"
             rows.append([place, str(len(found.methods(alike))), *_overview(found, alike)])
     for setting in (setting for setting in design.settings if setting in found.settings):
-        own = [Entry.at(setting, name) for name in design.methods_of(setting[0])]
+        own = [Entry.at(setting, name) for name in design.methods_of(setting)]
         have, core = sum(entry in found.rows for entry in own), sum(map(design.is_core, own))
         rows.append([_place(setting), f"{have}" if have >= core else f"{have} of {core}", *_overview(found, [setting])])
     return _lines(OVERVIEW, rows) if rows else []
@@ -88,15 +90,19 @@ def _overview(found: Findings, settings: list[Setting]) -> list[str]:
     return [ties, *ratios, plain, points(found.relative_accuracy(settings, first))]
 
 
+def _workers(setting: Setting) -> str:
+    return f"{setting[1]} {WORDS[setting[2]]} workers{networked(setting)}"
+
+
 def _place(setting: Setting) -> str:
-    return f"{title(setting[0])}, {setting[1]} {WORDS[setting[2]]} workers"
+    return f"{title(setting[0])}, {_workers(setting)}"
 
 
 def _table(design: Design, found: Findings, setting: Setting) -> list[str]:
     """Return the table of a setting, the fastest method first."""
     here, fastest, accurate = [setting], found.fastest([setting]), found.most_accurate([setting])
     references = [name for name in BASELINES if Entry.at(setting, name) in found.rows]
-    names = [name for name in design.methods if Entry.at(setting, name) in found.rows]
+    names = [name for name in SEARCH_SPACES if name not in REFERENCES and Entry.at(setting, name) in found.rows]
     order = lambda name: (
         name not in REFERENCES and not found.holds(here, name),
         float(np.mean(np.log(found.times(here, name)[0]))),
@@ -138,7 +144,7 @@ def _ratio(found: Findings, settings: list[Setting], name: str, reference: str) 
 
 def _setup(design: Design, found: Findings, command: str) -> list[str]:
     """Return the table of what the numbers were made with; `train/README.md` defines the terms."""
-    content, (_, workers, cluster) = found.content, design.settings[0]
+    content, (_, workers, cluster, _) = found.content, design.settings[0]
     cost, core = content["cost"], [entry for entry in design.entries() if design.is_core(entry)]
     rows = [(f"task *{title(name)}*", about) for name, about in design.titles.items()]
     rows += [

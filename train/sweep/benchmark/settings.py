@@ -21,13 +21,20 @@ CANDIDATES = 2 * len(RATES)  # Of a method.
 ONE, SYNCHRONOUS, FIRST_ONLY, LOCAL = "one_worker", "synchronous_sgd", "m_synchronous_sgd", "local_sgd"
 REFERENCES = (ONE, SYNCHRONOUS, FIRST_ONLY, LOCAL)
 EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
-WORDS = {EQUAL: "equal", UNEQUAL: "unequal"}
+FREE, RACK, SLOW = "free", "rack", "slow"  # Networks,
+TRANSFER = {FREE: 0.0, RACK: 0.3, SLOW: 10.0}  # the time of a view and a gradient there, times that of a gradient,
+WORDS = {EQUAL: "equal", UNEQUAL: "unequal", RACK: "in a rack", SLOW: "on a slow network"}
+PERIODS = {RACK: (2, 8), SLOW: (8, 32)}  # and the local steps per commit to try.
+# Methods where transfers take time: those with local steps whose number is tuned, and three of the others.
+NETWORKED = (
+    "asgd", "dana_slim", "gem", "downpour", "easgd", "lsgd", "delayed_nesterov", "heloco", "fedbuff", "decoupled_diloco",
+)  # fmt: skip
 TITLES = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}  # Names of tasks on pages, if they differ.
 FIRST = ("asgd", "momentum_asgd", "staleness_aware", "dc_asgd", "dana_slim", "gap_aware", "gem", "easgd")  # Best known.
 # With them the fastest ones of the first settings, which are measured in all settings of tasks that have all methods.
 FAST = ("dana_zero", "dana_dc", "dana_ga", "lwp", "multi_asgd", "gap_aware_adam", "eamsgd")
 SMOOTH = (0.5, 0.9)  # Values of a momentum.
-Setting = tuple[str, int, str]  # Task, number of workers and cluster.
+Setting = tuple[str, int, str, str]  # Task, number of workers, cluster and network.
 
 
 class Entry(NamedTuple):
@@ -37,14 +44,15 @@ class Entry(NamedTuple):
     workers: int
     cluster: str
     method: str
+    network: str = FREE
 
     @classmethod
     def at(cls, setting: Setting, method: str) -> Entry:
-        return cls(setting[0], setting[1], setting[2], method)
+        return cls(*setting[:3], method, setting[3])
 
     @property
     def setting(self) -> Setting:
-        return self.task, self.workers, self.cluster
+        return self.task, self.workers, self.cluster, self.network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +75,13 @@ class SearchSpace:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     barrier: bool = False
 
-    def candidates(self, workers: int) -> list[dict[str, float]]:
-        """Return the numbers to try: twelve for every method over the same rates, and more for a reference."""
+    def candidates(self, workers: int, network: str = FREE) -> list[dict[str, Any]]:
+        """Return the numbers to try: twelve for every method over the same rates, and more for a reference.
+
+        On a network those of a method with local steps are tried with each of two periods.
+        """
+        if network != FREE and METHODS[self.method].local and "period" not in self.fixed:
+            return [free | {"period": period} for free in self.candidates(workers) for period in PERIODS[network]]
         if not self.own:
             return [{"learning_rate": rate * self.factor(workers)} for rate in sorted((*RATES, *BETWEEN))]
         return [
@@ -131,6 +144,16 @@ SEARCH_SPACES |= {
 }
 
 
+def candidates(entry: Entry) -> list[dict[str, Any]]:
+    """Return the numbers to try of an entry."""
+    return SEARCH_SPACES[entry.method].candidates(entry.workers, entry.network)
+
+
+def _pace(network: str, period: int) -> float:
+    """Return the share of the time of a worker in which it computes."""
+    return 1 / (1 + TRANSFER[network] / period)
+
+
 @dataclasses.dataclass(frozen=True)
 class Design:
     """A scale of the benchmark.
@@ -169,7 +192,7 @@ class Design:
 
     def rungs_of(self, entry: Entry) -> list[tuple[int, float]]:
         """Return the rungs of an entry."""
-        wider = len(SEARCH_SPACES[entry.method].candidates(entry.workers)) / CANDIDATES
+        wider = len(candidates(entry)) / CANDIDATES
         return [(round(count * wider), share) for count, share in self.rungs]
 
     def cost(self, entry: Entry) -> tuple[int, int]:
@@ -177,24 +200,27 @@ class Design:
         every = [*self.rungs_of(entry), (len(self.seeds), 1.0)]
         return sum(count for count, _ in every), round(sum(count * share for count, share in every) * self.gradients)
 
-    def methods_of(self, task: str) -> tuple[str, ...]:
-        """Return the methods that a task has."""
-        return self.narrow.get(task, self.methods)
+    def methods_of(self, setting: Setting) -> tuple[str, ...]:
+        """Return the methods that a setting has."""
+        return self.narrow.get(setting[0], self.methods) if setting[3] == FREE else NETWORKED
 
     def is_core(self, entry: Entry) -> bool:
         """Return True if an entry belongs to the benchmark: all methods in the first settings, `FIRST` and `FAST` in all."""
-        return entry.method in (*REFERENCES, *FIRST, *FAST) or entry.setting[1:] == self.settings[0][1:]
+        first = entry.setting[1:] == self.settings[0][1:]
+        return entry.method in (*REFERENCES, *FIRST, *FAST) or first or entry.network != FREE
 
     def entries(self) -> list[Entry]:
         """Return all entries, the most informative first: the first setting in full, then `FIRST` and `FAST` everywhere."""
         ones = [Entry(task, 1, EQUAL, ONE) for task in dict.fromkeys(setting[0] for setting in self.settings)]
+        free = [setting for setting in self.settings if setting[3] == FREE]
+        networked = [setting for setting in self.settings if setting[3] != FREE]
         early = [name for name in (*FIRST, *FAST) if name in self.methods]
         late = [name for name in self.methods if name not in early]
-        takes = lambda setting, name: name in REFERENCES or name in self.methods_of(setting[0])
+        takes = lambda setting, name: name in REFERENCES or name in self.methods_of(setting)
         of = lambda settings, methods: [
             Entry.at(setting, name) for setting in settings for name in methods if takes(setting, name)
         ]
-        first, others = self.settings[:1], self.settings[1:]
+        first, others = free[:1], free[1:]
         known = of(first, (SYNCHRONOUS, FIRST_ONLY, LOCAL, *early))
         return [
             *ones[:1],
@@ -203,6 +229,7 @@ class Design:
             *ones[1:],
             *of(others, (SYNCHRONOUS, FIRST_ONLY, LOCAL, *early)),
             *of(others, late),
+            *of(networked, (SYNCHRONOUS, FIRST_ONLY, LOCAL, *NETWORKED)),
         ]
 
     def config(self, entry: Entry, numbers: Mapping[str, float], share: float, seed: int) -> Config:
@@ -214,14 +241,20 @@ class Design:
         task = self.tasks[entry.task]
         steps = DATASETS[task.dataset].rows // task.batch_size
         changes: dict[str, Any] = {"period": PERIOD} if local else {}
-        changes |= dict(space.fixed) | dict(numbers)
+        changes |= dict(space.fixed) | dict(numbers) | {"transfer": TRANSFER[entry.network]}
+        gradients = share * self.gradients
+        if (
+            share < 1 and "period" in numbers
+        ):  # Candidates train for the same time: their periods decide what transfers cost.
+            paces = [_pace(entry.network, period) for period in PERIODS[entry.network]]
+            gradients *= _pace(entry.network, numbers["period"]) * len(paces) / sum(paces)
         return dataclasses.replace(
             task,
             method=space.method,
             workers=entry.workers,
             cluster=cluster,
             # Half a gradient less, because the number of commits is rounded up.
-            epochs=(round(share * self.gradients) - 0.5) / (entry.workers * steps),
+            epochs=(round(gradients) - 0.5) / (entry.workers * steps),
             warmup_epochs=self.warm_up * self.gradients / steps,
             seed=seed,
             **changes,
@@ -229,7 +262,8 @@ class Design:
 
     def run(self, entry: Entry, numbers: Mapping[str, float], share: float, seed: int) -> PlannedRun:
         values = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-        kind = f"{entry.task}, {WORDS[entry.cluster]}, {entry.method}, {values}, {share:.3g} of a run"
+        place = ", ".join((entry.task, WORDS[entry.cluster], *([] if entry.network == FREE else [entry.network])))
+        kind = f"{place}, {entry.method}, {values}, {share:.3g} of a run"
         return PlannedRun(
             kind,
             entry.workers,
@@ -244,7 +278,7 @@ class Design:
 
         A rung keeps the candidates with the least loss of the last parameters on training rows.
         """
-        contenders = SEARCH_SPACES[entry.method].candidates(entry.workers)
+        contenders = candidates(entry)
         for count, share in self.rungs_of(entry):
             runs = [self.run(entry, numbers, share, TUNING) for numbers in contenders[:count]]
             if any(run not in known for run in runs):
@@ -255,9 +289,7 @@ class Design:
 
     def tuning(self, entry: Entry) -> str:
         """Return a digest of the runs that tune an entry; it changes with each of their settings."""
-        runs = [
-            self.run(entry, numbers, 1, TUNING) for numbers in SEARCH_SPACES[entry.method].candidates(entry.workers)
-        ]
+        runs = [self.run(entry, numbers, 1, TUNING) for numbers in candidates(entry)]
         return hashlib.sha256("".join(run.key("1") for run in runs).encode()).hexdigest()[:12]
 
     def made(self, entry: Entry, known: Mapping[PlannedRun, RunRecord]) -> dict[PlannedRun, RunRecord]:
@@ -273,15 +305,21 @@ def title(task: str) -> str:
     return TITLES.get(task, task)
 
 
+def networked(setting: Setting) -> str:
+    """Return the words for the network of a setting, which follow its workers."""
+    return "" if setting[3] == FREE else f", {WORDS[setting[3]]}"
+
+
 def _loss(record: RunRecord) -> float:
     found = record.get("final_loss")
     return math.inf if found is None else found
 
 
 def _settings(tasks: tuple[str, ...], workers: tuple[int, ...]) -> tuple[Setting, ...]:
-    """Return all settings, 16 unequal workers first."""
-    every = [(task, count, cluster) for count in workers for cluster in (UNEQUAL, EQUAL) for task in tasks]
-    return tuple(sorted(every, key=lambda setting: (setting[1] != 16, setting[2] != UNEQUAL)))
+    """Return all settings, 16 unequal workers first, and those of eight unequal workers on a network last."""
+    every = [(task, count, cluster, FREE) for count in workers for cluster in (UNEQUAL, EQUAL) for task in tasks]
+    networked = [(task, 8, UNEQUAL, network) for network in (SLOW, RACK) for task in tasks]
+    return (*sorted(every, key=lambda setting: (setting[1] != 16, setting[2] != UNEQUAL)), *networked)
 
 
 _ALL = tuple(name for name in METHODS if name not in REFERENCES)
@@ -308,7 +346,12 @@ QUICK = Design(
     name="benchmark-quick",
     tasks={"digits": Config(dataset="digits", engine="simulate", batch_size=8)},
     titles={"digits": "handwritten digits at 8 × 8, small CNN, batches of 8"},
-    settings=(("digits", 16, UNEQUAL), ("digits", 16, EQUAL), ("digits", 64, UNEQUAL)),
+    settings=(
+        ("digits", 16, UNEQUAL, FREE),
+        ("digits", 16, EQUAL, FREE),
+        ("digits", 64, UNEQUAL, FREE),
+        ("digits", 8, UNEQUAL, SLOW),
+    ),
     gradients=4_800,
     methods=FIRST,
     seeds=(0, 1, 2),

@@ -15,11 +15,14 @@ from train.sweep.benchmark.settings import (
     FAST,
     FIRST,
     FIRST_ONLY,
+    FREE,
     FULL,
     LOCAL,
+    NETWORKED,
     ONE,
     QUICK,
     SEARCH_SPACES,
+    SLOW,
     SYNCHRONOUS,
     UNEQUAL,
     Entry,
@@ -45,20 +48,35 @@ def test_every_method_has_the_same_budget(name, workers):
     assert all(config.cluster.endswith("barrier") == (name in (SYNCHRONOUS, FIRST_ONLY, LOCAL)) for config in configs)
 
 
+@pytest.mark.parametrize("name", [LOCAL, "easgd", "heloco"])
+def test_on_a_network_periods_are_tuned_by_the_loss_after_the_same_virtual_time(name):
+    entry = Entry("cifar", 8, UNEQUAL, name, SLOW)
+    runs = [run for run in FULL.next_runs(entry, {})[0] if run.config.learning_rate == 0.02]
+    rows, share = DATASETS["cifar10_jpeg"].rows, FULL.rungs[0][1]
+    counts = [num_commits(run.config, rows) for run in runs]
+    times = [count * (run.config.period + run.config.transfer) for run, count in zip(runs, counts, strict=True)]
+    assert {run.config.period for run in runs} == {8, 32}
+    assert max(times) - min(times) <= 2 * (32 + 10)
+    gradients = [count * run.config.period for run, count in zip(runs, counts, strict=True)]
+    assert sum(gradients) == pytest.approx(len(runs) * share * FULL.gradients, rel=0.02)
+    reported = FULL.config(entry, {"learning_rate": 0.02, "period": 32}, 1, 0)
+    assert num_commits(reported, rows) * 32 == FULL.gradients
+
+
 def test_every_method_of_the_library_takes_part_and_the_budget_is_that_of_the_rungs():
     assert {*FULL.methods, FIRST_ONLY} == set(METHODS)
     assert FULL.budget == 40_000
-    assert len(FULL.entries()) == 12 * (len(FULL.methods) + 3) + 6 * (9 + 3) + 3
+    assert len(FULL.entries()) == 12 * (len(FULL.methods) + 3) + 6 * (9 + 3) + 6 * (len(NETWORKED) + 3) + 3
     core = [entry for entry in FULL.entries() if FULL.is_core(entry)]
-    assert len(core) == 2 * len(FULL.methods) + 10 * len((*FIRST, *FAST)) + 6 * 9 + 18 * 3 + 3
+    assert len(core) == 2 * len(FULL.methods) + 10 * len((*FIRST, *FAST)) + 6 * 9 + 6 * len(NETWORKED) + 24 * 3 + 3
     assert Benchmark().entries == core
     assert {entry.setting for entry in Benchmark(methods=("diloco",)).entries if entry.method == "diloco"} == {
-        setting for setting in FULL.settings if setting[0] != "characters"
+        setting for setting in FULL.settings if setting[0] != "characters" and setting[3] == FREE
     }
     assert FULL.gradients // 64 >= 250
     first = FULL.entries()[:12]
     assert first[0] == Entry("cifar", 1, "homogeneous", ONE)
-    assert all(entry.setting == ("cifar", 16, UNEQUAL) for entry in first[1:])
+    assert all(entry.setting == ("cifar", 16, UNEQUAL, FREE) for entry in first[1:])
     assert len(set(FULL.entries())) == len(FULL.entries())
 
 
