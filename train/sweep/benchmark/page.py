@@ -7,30 +7,45 @@ from typing import Any
 
 import numpy as np
 
-from train.sweep.benchmark.outcome import Findings, points
+from train.sweep.benchmark import choice
+from train.sweep.benchmark.outcome import KEPT, Findings, points
 from train.sweep.benchmark.settings import (
+    BASELINES,
     FAST,
     FIRST,
-    FIRST_ONLY,
-    LOCAL,
+    NAMES,
     ONE,
+    RACK,
     REFERENCES,
     SEARCH_SPACES,
-    SYNCHRONOUS,
+    SLOW,
+    TRANSFER,
     WORDS,
     Design,
     Entry,
     Setting,
     networked,
     title,
-)
+)  # fmt: skip
 
 TITLE = "# Which asynchronous method?"
-NAMES = {SYNCHRONOUS: "synchronous SGD", FIRST_ONLY: "m-synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
-BASELINES = (SYNCHRONOUS, FIRST_ONLY, LOCAL)
+SIMULATED = (
+    f"Every time is simulated: the virtual time to {100 * KEPT:g} % of the accuracy at which one worker ends, on the small "
+    "tasks named below."
+)
+READING = (
+    "A row names the fastest asynchronous methods, the first of them first; those joined by *or* tie. It names synchronous "
+    "training if no method is sooner. The gain compares the first method with the best of synchronous SGD, m-synchronous SGD "
+    "(rounds of the first m workers) and local SGD (rounds of several steps), each tuned. Its interval is that of 95 % over "
+    "seeds.",
+    "",
+    f"In a rack a view and a gradient together take {TRANSFER[RACK]:g} times as long as a gradient, and on a slow network "
+    f"{TRANSFER[SLOW]:g} times; elsewhere they take no time. A row on images is of all tasks with images together. Settings in "
+    "which nothing reaches and holds the target with every seed have no row.",
+)
 PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.
-SHOWN = 8  # Methods that are most often near the fastest one.
+SHOWN = 6  # Methods that are most often near the fastest one.
 NEAR = 1.25  # Times of the fastest method.
 OVERVIEW = (
     "setting",
@@ -43,19 +58,41 @@ OVERVIEW = (
 
 
 def written(design: Design, content: Mapping[str, Any], command: str) -> str:
-    """Return the page in Markdown."""
+    """Return the page in Markdown: what to take, how that was measured, and the tables of each task."""
     found = Findings(content)
-    lines = [TITLE, "", *_fastest(design, found), ""]
+    lines = [TITLE, "", SIMULATED, ""]
+    if chosen := choice.table(design, found):
+        lines += [*_lines(choice.HEADER, chosen), "", *READING, ""]
+    lines += [*_setup(design, found, command), *_profile(design, found)]
+    for task in design.tasks:
+        settings = [one for one in design.settings if one[0] == task and one in found.settings]
+        if settings:
+            one = found.rows[Entry(task, 1, "homogeneous", ONE)]
+            target = f"the target is {100 * one['target']:.1f} %."
+            lines += [f"## {title(task)[0].upper()}{title(task)[1:]}", ""]
+            lines += [f"One worker ends at {100 * np.mean(one['accuracy']):.1f} % accuracy; {target}", ""]
+            lines += [*_lines(OVERVIEW, [_overview(design, found, setting) for setting in settings]), ""]
+        for setting in settings:
+            lines += _table(found, setting)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _profile(design: Design, found: Findings) -> list[str]:
+    """Return how often each method is nearly the fastest, with the picture."""
     every, shares = found.profile([NEAR])
-    if shares:
-        text = "Share of settings in which a method reaches the target within a factor of the fastest"
-        counts = {name: round(share[0] * len(every)) for name, share in shares.items() if share[0]}
-        rows = [(f"`{name}`", str(counts[name])) for name in sorted(counts, key=lambda name: -counts[name])[:SHOWN]]
-        lines += _lines((f"within {NEAR:g} times of the fastest method", f"settings, of {len(every)}"), rows)
-        lines += ["", f"![{text}]({design.name}.png)", ""]
-    for setting in dict.fromkeys((*(one for one in design.settings if one in found.settings), *found.settings)):
-        lines += _table(design, found, setting)
-    return "\n".join([*lines, *_setup(design, found, command)]) + "\n"
+    if not shares:
+        return []
+    counts = {name: round(share[0] * len(every)) for name, share in shares.items() if share[0]}
+    rows = [(f"`{name}`", str(counts[name])) for name in sorted(counts, key=lambda name: -counts[name])[:SHOWN]]
+    text = "Share of settings in which a method reaches the target within a factor of the fastest"
+    return [
+        "## How often each method is nearly the fastest",
+        "",
+        *_lines((f"within {NEAR:g} times of the fastest method", f"settings, of {len(every)}"), rows),
+        "",
+        f"![{text}]({design.name}.png)",
+        "",
+    ]
 
 
 def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -63,42 +100,26 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def _fastest(design: Design, found: Findings) -> list[str]:
-    """Return the table of the fastest methods: settings with as many workers together, then each setting."""
-    rows = []
-    for _, *place_alike in dict.fromkeys(("", *setting[1:]) for setting in design.settings):
-        if len(alike := found.at(*place_alike)) > 1:
-            tasks = " and ".join(title(setting[0]) for setting in alike)
-            place = f"**{_workers(alike[0])}: {tasks}**"
-            rows.append([place, str(len(found.methods(alike))), *_overview(found, alike)])
-    for setting in (setting for setting in design.settings if setting in found.settings):
-        own = [Entry.at(setting, name) for name in design.methods_of(setting)]
-        have, core = sum(entry in found.rows for entry in own), sum(map(design.is_core, own))
-        rows.append([_place(setting), f"{have}" if have >= core else f"{have} of {core}", *_overview(found, [setting])])
-    return _lines(OVERVIEW, rows) if rows else []
-
-
-def _overview(found: Findings, settings: list[Setting]) -> list[str]:
-    """Return the cells of `OVERVIEW` on the fastest method of some settings with as many workers."""
-    if not (fastest := found.fastest(settings)):
-        return ["none reaches and holds the target with every seed", *["—"] * (len(OVERVIEW) - 3)]
+def _overview(design: Design, found: Findings, setting: Setting) -> list[str]:
+    """Return the cells of `OVERVIEW` on the fastest method of a setting."""
+    own = [Entry.at(setting, name) for name in design.methods_of(setting)]
+    have, core = sum(entry in found.rows for entry in own), sum(map(design.is_core, own))
+    begin = [_workers(setting), f"{have}" if have >= core else f"{have} of {core}"]
+    if not (fastest := found.fastest([setting])):
+        return [*begin, "none reaches and holds the target with every seed", *["—"] * (len(OVERVIEW) - 3)]
     first, more = fastest[0], len(fastest) - TIES
     ties = ", ".join(f"`{name}`" for name in fastest[:TIES]) + (f" and {more} more" if more > 0 else "")
-    has = lambda name: all(Entry.at(setting, name) in found.rows for setting in settings)
-    ratios = [_ratio(found, settings, first, other) if has(other) else "—" for other in BASELINES]
-    plain = _ratio(found, settings, first, PLAIN) if has(PLAIN) and found.holds(settings, PLAIN) else "—"
-    return [ties, *ratios, plain, points(found.relative_accuracy(settings, first))]
+    has = lambda name: Entry.at(setting, name) in found.rows
+    ratios = [_ratio(found, setting, first, other) if has(other) else "—" for other in BASELINES]
+    plain = _ratio(found, setting, first, PLAIN) if has(PLAIN) and found.holds([setting], PLAIN) else "—"
+    return [*begin, ties, *ratios, plain, points(found.relative_accuracy([setting], first))]
 
 
 def _workers(setting: Setting) -> str:
     return f"{setting[1]} {WORDS[setting[2]]} workers{networked(setting)}"
 
 
-def _place(setting: Setting) -> str:
-    return f"{title(setting[0])}, {_workers(setting)}"
-
-
-def _table(design: Design, found: Findings, setting: Setting) -> list[str]:
+def _table(found: Findings, setting: Setting) -> list[str]:
     """Return the table of a setting, the fastest method first."""
     here, fastest, accurate = [setting], found.fastest([setting]), found.most_accurate([setting])
     references = [name for name in BASELINES if Entry.at(setting, name) in found.rows]
@@ -107,14 +128,7 @@ def _table(design: Design, found: Findings, setting: Setting) -> list[str]:
         name not in REFERENCES and not found.holds(here, name),
         float(np.mean(np.log(found.times(here, name)[0]))),
     )
-    one = found.rows[Entry(setting[0], 1, "homogeneous", ONE)]
-    target = 100 * one["target"]
-    lines = [
-        f"## {(place := _place(setting))[0].upper()}{place[1:]}",
-        "",
-        f"One worker ends at {100 * np.mean(one['accuracy']):.1f} % accuracy; the target is {target:.1f} %.",
-        "",
-    ]
+    lines = [f"### {title(setting[0])}, {_workers(setting)}", ""]
     header = ("method", "tuned numbers", "accuracy relative to one worker, points", "gradients to the target")
     rows = []
     for name in [*references, *sorted(names, key=order)]:
@@ -129,16 +143,16 @@ def _table(design: Design, found: Findings, setting: Setting) -> list[str]:
             count = count or f"reached at {gradients:,.0f}, lost again with {lost} of {seeds} seeds"
             ratios = ["—"] * len(references)
         else:
-            count, ratios = f"{gradients:,.0f}", [_ratio(found, here, name, other) for other in references]
+            count, ratios = f"{gradients:,.0f}", [_ratio(found, setting, name, other) for other in references]
         rows.append([label, tuned, kept, count, *ratios])
     return [*lines, *_lines((*header, *(f"sooner than {NAMES[name]}, times" for name in references)), rows), ""]
 
 
-def _ratio(found: Findings, settings: list[Setting], name: str, reference: str) -> str:
+def _ratio(found: Findings, setting: Setting, name: str, reference: str) -> str:
     if name == reference:
         return "1"
-    value = found.speed_up(settings, name, reference)
-    least = "" if found.arrives(settings, reference) else "≥ "
+    value = found.speed_up([setting], name, reference)
+    least = "" if found.arrives([setting], reference) else "≥ "
     return f"{least}{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
@@ -170,7 +184,7 @@ def _setup(design: Design, found: Findings, command: str) -> list[str]:
         ("command that makes or continues this page", f"`{command}`"),
     ]
     defined = "The section *Benchmark* of `train/README.md` defines tuning, targets, times and intervals."
-    return ["## How it is measured", "", defined, "", *_lines(("quantity", "value"), rows)]
+    return ["## How it is measured", "", defined, "", *_lines(("quantity", "value"), rows), ""]
 
 
 def draw(figure: Any, content: Mapping[str, Any]) -> None:

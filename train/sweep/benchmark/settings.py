@@ -19,7 +19,9 @@ RATES = (0.0006, 0.002, 0.006, 0.02, 0.06, 0.2)  # With two values of a method's
 BETWEEN = (0.0011, 0.0035, 0.011, 0.035, 0.11, 0.35)  # Further rates of methods without such a number.
 CANDIDATES = 2 * len(RATES)  # Of a method.
 ONE, SYNCHRONOUS, FIRST_ONLY, LOCAL = "one_worker", "synchronous_sgd", "m_synchronous_sgd", "local_sgd"
-REFERENCES = (ONE, SYNCHRONOUS, FIRST_ONLY, LOCAL)
+BASELINES = (SYNCHRONOUS, FIRST_ONLY, LOCAL)  # Synchronous training.
+REFERENCES = (ONE, *BASELINES)
+NAMES = {SYNCHRONOUS: "synchronous SGD", FIRST_ONLY: "m-synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
 EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
 FREE, RACK, SLOW = "free", "rack", "slow"  # Networks,
 TRANSFER = {FREE: 0.0, RACK: 0.3, SLOW: 10.0}  # the time of a view and a gradient there, times that of a gradient,
@@ -221,18 +223,18 @@ class Design:
             Entry.at(setting, name) for setting in settings for name in methods if takes(setting, name)
         ]
         first, others = free[:1], free[1:]
-        known = of(first, (SYNCHRONOUS, FIRST_ONLY, LOCAL, *early))
+        known = of(first, (*BASELINES, *early))
         return [
             *ones[:1],
             *known,
             *of(first, late),
             *ones[1:],
-            *of(others, (SYNCHRONOUS, FIRST_ONLY, LOCAL, *early)),
+            *of(others, (*BASELINES, *early)),
             *of(others, late),
-            *of(networked, (SYNCHRONOUS, FIRST_ONLY, LOCAL, *NETWORKED)),
+            *of(networked, (*BASELINES, *NETWORKED)),
         ]
 
-    def config(self, entry: Entry, numbers: Mapping[str, float], share: float, seed: int) -> Config:
+    def config(self, entry: Entry, numbers: Mapping[str, Any], share: float, seed: int) -> Config:
         """Return the configuration of a run."""
         space = SEARCH_SPACES[entry.method]
         local = METHODS[space.method].local
@@ -260,7 +262,7 @@ class Design:
             **changes,
         )
 
-    def run(self, entry: Entry, numbers: Mapping[str, float], share: float, seed: int) -> PlannedRun:
+    def run(self, entry: Entry, numbers: Mapping[str, Any], share: float, seed: int) -> PlannedRun:
         values = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
         place = ", ".join((entry.task, WORDS[entry.cluster], *([] if entry.network == FREE else [entry.network])))
         kind = f"{place}, {entry.method}, {values}, {share:.3g} of a run"

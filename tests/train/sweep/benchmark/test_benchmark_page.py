@@ -3,9 +3,10 @@
 import json
 import re
 
+import pytest
 from made_up_runs import SMALL, made_up
 
-from train.sweep.benchmark import benchmark, outcome, page
+from train.sweep.benchmark import benchmark, choice, outcome, page
 from train.sweep.benchmark.settings import (
     FIRST_ONLY,
     FULL,
@@ -23,7 +24,7 @@ def test_no_number_is_shown_of_an_unfinished_cell():
     content = outcome.document(SMALL, known)
     assert content["rows"] == []
     text = page.written(SMALL, content, "command")
-    assert "digits, 16" not in text
+    assert "16 unequal" not in text.replace("elsewhere than with 16 unequal", "")
     assert "## Digits" not in text
 
 
@@ -54,7 +55,7 @@ def rows_of(content):
 def test_the_overview_has_the_fastest_method_its_ties_and_its_ratios():
     rows = rows_of(content_of(gem=(0.89, 100.0), asgd=(0.895, 200.0), easgd=(0.86, 100.0)))
     ratios = ["6.00 (6.00 to 6.00)", "4.50 (4.50 to 4.50)", "3.00 (3.00 to 3.00)", "2.00 (2.00 to 2.00)"]
-    assert rows["digits, 16 unequal workers"] == ["3 of 8", "`gem`, `easgd`", *ratios, "−1.0 (−1.0 to −1.0)"]
+    assert rows["16 unequal workers"] == ["3 of 8", "`gem`, `easgd`", *ratios, "−1.0 (−1.0 to −1.0)"]
     assert (rows["`gem`"], rows["`easgd`"], "`asgd`" in rows) == (["1"], ["1"], False)
 
 
@@ -62,7 +63,7 @@ def test_a_method_that_failed_with_one_seed_is_not_the_fastest_and_a_lost_refere
     content = content_of(gem=(0.89, 100.0), asgd=(0.82, 120.0), synchronous_sgd=(0.7, None))
     gem = next(row for row in content["rows"] if row["method"] == "gem")
     gem["time"][1] = gem["gradients"][1] = None
-    overview = rows_of(content)["digits, 16 unequal workers"]
+    overview = rows_of(content)["16 unequal workers"]
     assert overview[1] == "`asgd`"
     assert overview[2].startswith("≥ 16.67 (")
     text = page.written(QUICK, content, "command")
@@ -72,22 +73,34 @@ def test_a_method_that_failed_with_one_seed_is_not_the_fastest_and_a_lost_refere
 def test_a_method_that_loses_the_target_again_is_not_the_fastest():
     content = content_of(gem=(0.6, 100.0), asgd=(0.82, 150.0))
     rows = rows_of(content)
-    assert (rows["digits, 16 unequal workers"][1], rows["`asgd`"], "`gem`" in rows) == ("`asgd`", ["1"], False)
+    assert (rows["16 unequal workers"][1], rows["`asgd`"], "`gem`" in rows) == ("`asgd`", ["1"], False)
     text = page.written(QUICK, content, "command")
     assert re.search(r"\| `gem` .*reached at 1,000, lost again with 3 of 3 seeds \| — \| — \| — \|", text)
 
 
-def test_settings_with_as_many_workers_have_a_row_together_once_they_have_all_well_known_methods():
+def test_tasks_of_one_kind_share_a_choice_once_both_have_all_well_known_methods():
     content = content_of(gem=(0.89, 100.0), asgd=(0.88, 150.0), dana_dc=(0.89, 90.0))
     others = [row | {"task": "other"} for row in content["rows"]]
-    both = "**16 unequal workers: digits and other**"
+    chosen = lambda: choice.choices(QUICK, outcome.Findings(content))[0]
     content["rows"] += [row for row in others if row["method"] not in ("gem", "dana_dc")]  # `gem` is well known.
-    assert both not in rows_of(content)
+    assert [setting[0] for setting in chosen().settings] == ["digits"]
     content["rows"] += [row for row in others if row["method"] == "gem"]
-    assert both not in rows_of(content)  # One of them has more methods.
+    assert [setting[0] for setting in chosen().settings] == ["digits"]  # It has more methods.
     content["rows"] += [row for row in others if row["method"] == "dana_dc"]
-    rows = rows_of(content)
-    assert (rows[both][:2], rows["`dana_dc`"]) == (["3", "`dana_dc`"], ["2"])
+    assert [setting[0] for setting in chosen().settings] == ["digits", "other"]
+    assert (chosen().fastest, rows_of(content)["`dana_dc`"]) == (["dana_dc"], ["2"])
+
+
+def test_a_choice_is_against_the_best_synchronous_training():
+    advice = lambda **methods: choice.table(QUICK, outcome.Findings(content_of(**methods)))[0][:3]
+    place = "16 unequal", "images"
+    assert advice(gem=(0.89, 200.0)) == (*place, "`gem`")
+    assert advice(gem=(0.89, 350.0)) == (*place, "local SGD")  # Which takes 300.
+    assert advice(gem=(0.89, 500.0), local_sgd=(0.7, None)) == (*place, "m-synchronous SGD")
+    assert advice(gem=(0.7, None)) == (*place, "local SGD")
+    assert advice(gem=(0.89, 300.0)) == (*place, "local SGD or `gem`")
+    gain = choice.choices(QUICK, outcome.Findings(content_of(gem=(0.89, 200.0))))[0].gain
+    assert gain.mean == pytest.approx(1.5)
 
 
 def test_a_task_with_few_methods_does_not_take_methods_out_of_the_count():

@@ -1,0 +1,77 @@
+"""The table from which a reader chooses: per setting what to take, and how much sooner it is than synchronous training."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from train.sweep.benchmark.outcome import Findings
+from train.sweep.benchmark.settings import BASELINES, FIRST_ONLY, FREE, NAMES, WORDS, Design, Entry, Setting
+from train.sweep.benchmark.statistics import Estimate
+
+HEADER = ("workers", "data", "take", "times sooner than the best synchronous training")
+MOST = 3  # Methods that a row names.
+
+
+class Choice(NamedTuple):
+    """The advice for settings that differ in their task alone.
+
+    Args:
+      settings: these.
+      data: their kind of data.
+      fastest: the fastest asynchronous method that holds the target, and those that tie with it; may be empty.
+      baseline: the kind of synchronous training that reaches the target first.
+      gain: how much sooner the first of `fastest` reaches the target than `baseline` does; `None` without such a method.
+    """
+
+    settings: list[Setting]
+    data: str
+    fastest: list[str]
+    baseline: str
+    gain: Estimate | None
+
+    @property
+    def advice(self) -> str:
+        """The asynchronous methods if they are sooner, else the baseline, and both if that is open."""
+        methods = " or ".join(f"`{name}`" for name in self.fastest[:MOST])
+        if self.gain is None or self.gain.high < 1:
+            return NAMES[self.baseline]
+        return methods if self.gain.low > 1 else f"{NAMES[self.baseline]} or {methods}"
+
+
+def choices(design: Design, found: Findings) -> list[Choice]:
+    """Return the choices of finished settings, images first, in which something holds the target."""
+    made = []
+    for narrow, data in enumerate(("images", "text")):
+        for place in sorted({setting[1:] for setting in design.settings}, key=_order):
+            settings = found.at(*place, narrow=bool(narrow))
+            able = [name for name in BASELINES if all(Entry.at(one, name) in found.rows for one in settings)]
+            if not settings or FIRST_ONLY not in able:
+                continue
+            times = {name: np.mean([np.mean(np.log(one)) for one in found.times(settings, name)]) for name in able}
+            baseline, fastest = min(able, key=lambda name: float(times[name])), found.fastest(settings)
+            gain = found.speed_up(settings, fastest[0], baseline) if fastest else None
+            if fastest or found.holds(settings, baseline):
+                made.append(Choice(settings, data, fastest, baseline, gain))
+    return made
+
+
+def table(design: Design, found: Findings) -> list[tuple[str, str, str, str]]:
+    """Return the rows below `HEADER`."""
+    rows = []
+    for choice in choices(design, found):
+        _, workers, cluster, network = choice.settings[0]
+        place = f"{workers} {WORDS[cluster]}" + ("" if network == FREE else f", {WORDS[network]}")
+        gain = "—"
+        if choice.gain is not None:
+            arrives = found.arrives(choice.settings, choice.baseline)
+            gain = f"{'' if arrives else '≥ '}{choice.gain.mean:.2f} ({choice.gain.low:.2f} to {choice.gain.high:.2f})"
+        rows.append((place, choice.data, choice.advice, gain))
+    return rows
+
+
+def _order(place: tuple[int, str, str]) -> tuple:
+    workers, cluster, network = place
+    words = list(WORDS)
+    return network != FREE and words.index(network), workers, words.index(cluster)
