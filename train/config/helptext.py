@@ -27,8 +27,8 @@ GROUPS = {
     "method": "method methods learning_rate learning_rates momentum momenta schedule warmup_epochs decay_epochs ?decay_factor "
     "strength strengths ?kappa ?reading ?variant period ?dynamic_periods ?local_optimizer "
     "?local_momentum ?outer_learning_rate",
-    "cluster": "engine workers cluster ?variation address ?min_workers ?worker_cpus worker_gpus ?worker_tpus ?compression "
-    "?central ?central_devices ?central_hosts ?worker_devices",
+    "cluster": "engine workers cluster ?variation ?transfer address ?min_workers ?worker_cpus worker_gpus ?worker_tpus "
+    "?compression ?central ?central_devices ?central_hosts ?worker_devices",
     "scheduler (--engine devices, cluster)": "max_staleness ?interrupt quorum ?grace deadline ?retries",
     "output": "eval_every ?eval_seconds ?checkpoint_every checkpoint_seconds ?keep_checkpoints ?tensorboard out dry_run resume",
 }

@@ -22,11 +22,6 @@ LISTS = {
     "strengths": "strength",
     "seeds": "seed",
 }
-# Fields of the task and its training, the same for all cells.
-NETWORK = (
-    "model", "width", "depth", "dropout", "weight_decay", "augment", "pool", "schedule", "warmup_epochs", "decay_epochs",
-    "decay_factor", "x64",
-)  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -93,19 +88,9 @@ class Grid(Common):
 
     def config(self, cell: Cell) -> Config:
         """Return the configuration of a run in `cell`, with default learning rate, momentum, strength and seed."""
-        names = [
-            "dataset",
-            "test_share",
-            "image_size",
-            "batch_size",
-            "cluster",
-            "variation",
-            "data_dir",
-            "manual_dir",
-            *NETWORK,
-        ]
-        own = set(METHODS[cell.method].flags) & {field.name for field in dataclasses.fields(self)}
-        shared = {name: getattr(self, name) for name in (*names, *own)}
+        of_others = {name for facts in METHODS.values() for name in facts.flags} - set(METHODS[cell.method].flags)
+        names = {field.name for field in dataclasses.fields(Common)} - of_others
+        shared = {name: getattr(self, name) for name in names}
         return Config(engine="simulate", method=cell.method, workers=cell.workers, **shared)
 
     def commits(self, method: Method) -> int:

@@ -1,5 +1,7 @@
 """Workers of unequal speed with local steps: numbers and times of commits and gradients."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -74,3 +76,12 @@ def test_a_barrier_waits_for_the_slowest(cluster, slowest):
 def test_dynamic_periods_need_local_steps_and_speeds(fields, message):
     with pytest.raises(ValueError, match=message):
         Config(**BASE | fields)
+
+
+@pytest.mark.parametrize("cluster", ["homogeneous", "barrier"])
+def test_a_transfer_takes_its_time_once_per_commit(cluster):
+    """Ten rounds of four workers: with a barrier exactly ten transfers, without one as many of each worker."""
+    config = Config(**BASE, cluster=cluster, variation=1e-6)
+    _, free = shares(config, 40)
+    _, slow = shares(dataclasses.replace(config, transfer=7.0), 40)
+    assert slow.time[-1] - free.time[-1] == pytest.approx(10 * 7.0, abs=0.01)
