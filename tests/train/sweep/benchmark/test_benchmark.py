@@ -93,7 +93,7 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     assert cli.main([*command, "--methods", "asgd"]) == 0
     text = (out / "benchmark-quick.md").read_text()
     assert "| pairs of a method and a setting, measured so far | 5 of 7 |" in text
-    assert "| digits, 16 unequal workers | 1 of 3 | `asgd` |" in text
+    assert "| 16 unequal workers | 1 of 3 | `asgd` |" in text
     assert "`gem`" not in text
     before = len(inline.made)
     # Another machine has the file alone: its rows are kept, and not measured again.
