@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +18,13 @@ from gemjax.engines.devices import scheduler
 from gemjax.engines.devices.roster import Roster
 
 
-def every_method(*fast: str, only=lambda row: True, each_kind: bool = False):
+def every_method(*fast: str, only=lambda row: True, each_kind: bool = False, kinds: Sequence[str] = KINDS):
     """Parametrize over the methods for which ``only`` is true; those that are not named are slow.
 
-    With ``each_kind`` the methods beyond one of each kind are nightly.
+    With ``each_kind`` the methods beyond ``kinds`` are nightly.
     """
     assert set(fast) <= {row.name for row in METHODS}
-    late = lambda row: pytest.mark.nightly if each_kind and row.name not in KINDS else pytest.mark.slow
+    late = lambda row: pytest.mark.nightly if each_kind and row.name not in kinds else pytest.mark.slow
     marks = {row.name: (*(() if row.name in fast else (late(row),)), *row.without_rounds) for row in METHODS}
     return pytest.mark.parametrize(
         "make", [pytest.param(row, id=row.name, marks=marks[row.name]) for row in METHODS if only(row)]

@@ -1,6 +1,5 @@
 """Ctrl-C during a run: the state survives it, and the second one ends the run at once."""
 
-import dataclasses
 import os
 import signal
 import threading
@@ -15,8 +14,6 @@ from engines.signals import PROBLEM, TRACE, gem, press, pressing, run_on_devices
 
 import gemjax
 from gemjax.engines.devices.hardware.programs import commits
-from gemjax.engines.devices.hardware.programs.host import Programs
-from gemjax.engines.devices.scheduler import Scheduler
 from gemjax.engines.simulator import simulate as simulator
 
 restored = signals.restored
@@ -48,39 +45,6 @@ def test_a_simulation_that_was_interrupted_in_a_chunk_before_an_evaluation_has_i
     assert found.evaluations["commit"].tolist() == [8, 16, 24]
     continued = simulate(evaluate=evaluate, evaluate_every=8, state=found)
     assert_same_bits(continued.evaluations, whole.evaluations)
-
-
-def test_ctrl_c_ends_the_wait_for_evaluations_of_a_run_that_fails(monkeypatch):
-    """The state is there, without their rows."""
-    never, failing = threading.Event(), threading.Event()
-
-    def callback(progress):
-        failing.set()
-        raise ZeroDivisionError
-
-    record = Scheduler.record_evaluations
-
-    def interrupted(self, **options):
-        if failing.is_set():
-            press()
-        record(self, **options)
-
-    monkeypatch.setattr(Scheduler, "record_evaluations", interrupted)
-    evaluate = lambda params, model_state: never.wait(60) and {}
-    with pytest.raises(KeyboardInterrupt) as ended:
-        run_on_devices(callback=callback, callback_every=8, evaluate=evaluate, evaluate_every=2)
-    never.set()
-    found = ended.value.result
-    assert int(found.state.commits) == len(found.trace) >= 8
-    assert not found.evaluations
-
-
-def test_a_simulation_that_was_interrupted_in_its_last_chunk_has_its_result(monkeypatch):
-    compiled = simulator.compiled
-    monkeypatch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 5))
-    with pytest.raises(KeyboardInterrupt) as ended:
-        simulate()
-    assert len(ended.value.result.trace) == 40
 
 
 def test_the_second_ctrl_c_ends_a_simulation_at_once(monkeypatch):
@@ -121,19 +85,6 @@ def test_a_finished_run_on_devices_has_its_result_also_if_it_is_interrupted_then
     assert len(ended.value.result.trace) == 40
 
 
-def test_a_run_that_is_interrupted_while_it_is_closed_has_its_result(monkeypatch):
-    close = Programs.close
-
-    def closed(self):
-        close(self)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Programs, "close", closed)
-    with pytest.raises(KeyboardInterrupt) as ended:
-        run_on_devices()
-    assert len(ended.value.result.trace) == 40
-
-
 def test_a_run_that_fails_after_ctrl_c_is_interrupted_with_its_result(monkeypatch):
     """A loop around the run that catches the failure ends, too."""
     compiled = simulator.compiled
@@ -162,22 +113,6 @@ def test_a_callback_is_interrupted_at_once(run):
     with pytest.raises(KeyboardInterrupt) as ended:
         run(callback=callback)
     assert len(ended.value.result.trace) == 8 if run is simulate else len(ended.value.result.trace) < 40
-
-
-def test_a_run_in_the_callback_of_another_one_keeps_its_own_state(monkeypatch):
-    compiled, inner = simulator.compiled, []
-
-    def callback(progress):
-        with monkeypatch.context() as patch:
-            patch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 2))
-            try:
-                simulate()
-            except KeyboardInterrupt as error:
-                inner.append(len(error.result.trace))
-        return True
-
-    assert simulate(callback=callback).stopped
-    assert inner == [16]
 
 
 def test_a_run_that_waits_for_hung_workers_is_interrupted():
@@ -231,27 +166,3 @@ def test_an_exception_between_a_chunk_and_its_history_leaves_both(monkeypatch):
     found = ended.value.result
     assert int(found.state.commits) == len(found.trace) == len(found.history["loss"]) == 24
     assert_same_bits(simulate(state=found).state, simulate().state)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bad", [(), (3, 7, 11, 17)])
-def test_a_result_of_two_moments_is_refused(bad):
-    """Rejected gradients have rows in the trace of a simulation, and none in that of a run on devices."""
-    batches = lambda worker, step: jnp.where(jnp.isin(3 * step + worker, jnp.array([-1, *bad])), jnp.nan, 0.0)
-    run = lambda **options: gemjax.simulate(
-        gem(),
-        lambda params, batch: jnp.sum((params - batch) ** 2),
-        jnp.ones(3),
-        batches,
-        TRACE,
-        callback_every=4,
-        **options,
-    )
-    early, late = (run(callback=lambda progress, at=at: progress.commits == at) for at in (20, 24))
-    assert int(late.state.rejected) == len(bad)
-    assert_same_bits(run(state=late).state, run().state)
-    for mixed in (
-        () if bad else (dataclasses.replace(early, state=late.state), dataclasses.replace(late, state=early.state))
-    ):
-        with pytest.raises(ValueError, match="is a Result of another trace"):
-            run(state=mixed)

@@ -48,32 +48,3 @@ def test_an_exception_of_a_handler_in_a_dispatch_is_no_fault_of_the_data(monkeyp
             policy=gemjax.Policy(retries=3),
         )  # fmt: skip
     assert int(ended.value.result.state.commits) < 80
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
-def test_a_source_may_make_an_error_of_its_own_of_what_a_handler_raises(kind):
-    """The exception of the handler counts."""
-
-    class Source:
-        pressed = False
-
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, row):
-            if not self.pressed:
-                self.pressed = True
-                try:
-                    press()
-                except BaseException as error:
-                    raise OSError("a file server") from error
-            return np.float32(row)
-
-    def run():
-        return gemjax.run_on_devices(
-            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
-            gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
-        )  # fmt: skip
-
-    with raising(kind), pytest.raises(kind):
-        run()

@@ -1,7 +1,5 @@
 """Signals while an engine reads data."""
 
-import signal
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,35 +41,6 @@ def test_a_simulation_that_reads_data_ends_before_their_chunk(at, commits):
         gemjax.simulate(gem(), loss_fn, jnp.ones(4), Read(select), trace, callback_every=12)
     assert len(ended.value.result.trace) == commits
     assert seen[-1] == (0, at)
-
-
-class PreemptedError(Exception):
-    """An exception that a handler of one's own may raise."""
-
-
-@pytest.mark.parametrize("ends", [lambda: True, lambda: 1 / 0])
-@pytest.mark.parametrize("kind", [SystemExit, PreemptedError])
-def test_an_exit_while_data_are_read_counts_also_if_the_run_ends_there(ends, kind):
-    """The data of a chunk that never comes."""
-
-    def select(worker, step):
-        if (worker, step) == (0, 11):
-            press(number=signal.SIGTERM)
-
-    def stop(number, frame):
-        raise kind
-
-    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        with pytest.raises(kind) as ended:
-            gemjax.simulate(
-                gem(), loss_fn, jnp.ones(4), Read(select), gemjax.arrivals.RoundRobin(3).trace(60), callback_every=12,
-                callback=lambda progress: progress.commits == 24 and ends(),
-            )  # fmt: skip
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert len(ended.value.result.trace) == 24
 
 
 def test_a_run_on_devices_that_selects_data_ends_there():

@@ -1,35 +1,22 @@
 """Handlers of signals during a run: those of one's own, and those set while it runs."""
 
 import contextlib
-import gc
 import signal
 import sys
 import threading
-import weakref
 
 import jax
 import numpy as np
 import pytest
 from engines import signals
 from engines.problems import assert_same_bits
-from engines.signals import PreemptedError, press, pressing, raising, run_on_devices, simulate
+from engines.signals import press, pressing, run_on_devices, simulate
 
 from gemjax.engines.devices.hardware.programs import commits
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.simulator import simulate as simulator
 
 restored = signals.restored
-
-
-def test_a_saved_handler_holds_nothing_back_after_the_run():
-    saved = []
-    simulate(callback=lambda progress: saved.append(signal.getsignal(signal.SIGINT)))
-    signal.signal(signal.SIGINT, saved[0])
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            press()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_another_handler_is_left_alone():
@@ -44,90 +31,12 @@ def test_another_handler_is_left_alone():
     assert len(heard) == 5 + 3
 
 
-def chained(number):
-    """Set a handler that does something and calls the one before, as a callback may."""
-    before = signal.getsignal(number)
-    signal.signal(number, lambda *args: before(*args))
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_handler_set_during_the_run_that_calls_the_one_before_is_held(nested):
-    held = []
-
-    def run():
-        with Held(), Held() if nested else contextlib.nullcontext():
-            if not nested:
-                chained(signal.SIGINT)
-            press()
-            held.append(True)
-
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert held
-
-
-@pytest.mark.parametrize("then", [signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler])
-def test_a_handler_that_leaves_the_next_signal_to_another_one_is_held(then):
-    held = []
-
-    def stop(number, frame):
-        signal.signal(number, then)
-        sys.exit(143)
-
-    def run():
-        with Held():
-            press(number=signal.SIGTERM)
-            held.append(True)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        with pytest.raises(SystemExit):
-            run()
-        assert signal.getsignal(signal.SIGTERM) is then
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert held
-
-
 def test_a_callback_may_catch_its_ctrl_c():
     def callback(progress):
         with contextlib.suppress(KeyboardInterrupt):
             press()
 
     assert len(simulate(callback=callback).trace) == len(signals.TRACE)
-
-
-def test_an_exception_of_ones_own_is_not_its_own_cause():
-    def run():
-        with Held():
-            press(2)
-
-    with raising(PreemptedError), pytest.raises(PreemptedError) as stopped:
-        run()
-    assert stopped.value.__cause__ is None
-
-
-def test_the_memory_of_a_run_that_two_signals_end_is_freed_at_once():
-    class Arrays:
-        pass
-
-    def run():
-        arrays = Arrays()
-        kept.append(weakref.ref(arrays))
-        with Held():
-            press(2)
-
-    kept = []
-    gc.disable()
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            run()
-        assert kept[0]() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("run", [run_on_devices, simulate])
@@ -150,29 +59,6 @@ def test_two_signals_in_a_callback_of_the_loss_to_python_end_the_run(run, monkey
     assert pressed
     if run is run_on_devices:  # The simulator's state is lost with the chunk.
         assert len(stop.value.result.trace) < len(signals.TRACE)
-
-
-def test_an_exception_that_is_passed_over_is_raised_at_the_next_check():
-    def run():
-        with Held() as held:
-            press()
-            with contextlib.suppress(KeyboardInterrupt):
-                press()
-            held.check()
-            pytest.fail("it was lost")
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-
-
-def test_a_ctrl_c_counts_also_if_the_run_is_ended_otherwise():
-    def run():
-        with Held():
-            press()
-            raise GeneratorExit
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
 
 
 def test_a_handler_that_a_callback_sets_stays():

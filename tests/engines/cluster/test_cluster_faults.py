@@ -177,22 +177,6 @@ def until(process, word, number=0):
     raise AssertionError(f"the driver has ended without {word} {number}")
 
 
-@pytest.fixture(scope="module")
-def killed_driver(tmp_path_factory):
-    """Process ids of a driver that was killed during a run, and of what it had started; names of the latter."""
-    options = {"folder": str(tmp_path_factory.mktemp("killed")), "commits": LONG, "signal_at": 20}
-    with running(options) as process:
-        started = {pid: processes.name(pid) for pid in until(process, "processes")}
-        assert process.wait(LIMIT) == -signal.SIGKILL
-    assert len(started) > 4  # Itself, its workers and Ray.
-    return started
-
-
-def test_the_workers_of_a_killed_driver_end(killed_driver):
-    agents = [pid for pid, name in killed_driver.items() if "Agent" in name]
-    assert not processes.left(killed_driver.keys() - agents, seconds=30)
-
-
 @pytest.mark.parametrize("ending", [None, signal.SIGINT, signal.SIGTERM])
 def test_a_driver_leaves_no_process_behind(ending, tmp_path, x64):
     options = {"folder": str(tmp_path), "commits": 40}
@@ -263,8 +247,3 @@ def check_log(path, trace):
     assert kinds["leave"] >= 10
     assert kinds["join"] >= 10
     assert not kinds["retire"]
-
-
-def test_a_killed_driver_leaves_no_process_behind(killed_driver):
-    """Agents of Ray first try to report to its controller, which has ended with the driver, for 60 s."""
-    assert not processes.left(killed_driver, seconds=90)

@@ -1,10 +1,7 @@
 """Runs on a Ray cluster of this host: data, model state, policies, members, failures, and what is left behind."""
 
-import os
-import signal
 import subprocess
 import sys
-import textwrap
 import threading
 
 import jax
@@ -12,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.cluster import processes
-from engines.problems import Abreast, NotedLog, assert_close, fading, mlp, quadratic, quadratic_with_dropout
+from engines.problems import Abreast, assert_close, fading, mlp, quadratic, quadratic_with_dropout
 
 import gemjax
 from gemjax.testing import Faults
@@ -57,17 +53,6 @@ BATCHES = {
 
 
 @slow
-@pytest.mark.parametrize("compression", [None, pytest.param("bfloat16", marks=pytest.mark.nightly), "int8"])
-def test_a_poisoned_gradient_is_rejected(cluster, compression):
-    faults = Faults().poison(0, 2).poison(1, 3)
-    run = ASGD, mean_loss, jnp.zeros(3), BATCHES["epochs"]
-    result = gemjax.run_on_cluster(*run, 30, cluster=cluster, gate=Abreast(N, faults), compression=compression)
-    assert sorted(faults.injected) == [("poison", 0, 2), ("poison", 1, 3)]
-    assert int(result.state.rejected) == 2
-    assert np.isfinite(result.params).all()
-
-
-@slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -94,17 +79,6 @@ def test_local_steps_with_keys_replay(cluster, kind):
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-5)
     view = jax.tree.map(lambda leaf: leaf, (result.state.view, replay.state.view))
     assert jax.tree.structure(view[0]) == jax.tree.structure(view[1])
-
-
-@slow
-def test_a_failed_read_is_a_fault_of_its_worker(cluster, tmp_path):
-    batches = gemjax.FromSource(Source({7: 1}), batch_size=4)
-    with gemjax.EventLog(tmp_path / "log") as log:
-        gemjax.run_on_cluster(ASGD, mean_loss, jnp.zeros(3), batches, 60, cluster=cluster, log=log)
-    faults = [event for event in gemjax.eventlog.read(tmp_path / "log") if event["event"] == "fault"]
-    assert {event["worker"] for event in faults} <= set(range(N))
-    assert faults
-    assert "row 7 of the source cannot be read: OSError: no row 7" in faults[0]["error"]
 
 
 class Beyond(gemjax.batches.Rows):
@@ -142,15 +116,6 @@ def test_a_run_on_devices_continues_on_the_cluster(cluster):
     assert np.isnan(result.history["network"]).sum() == 20
     replay = gemjax.simulate(ASGD, *problem[:3], result.trace, **options)
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
-
-
-@slow
-def test_a_run_continues_although_a_worker_has_no_more_periods(cluster):
-    problem, tx = quadratic(), gemjax.downpour(num_workers=N)
-    local = gemjax.LocalSteps(optax.sgd(0.02), [[2]] + [[2] * 20] * (N - 1))
-    first = gemjax.run_on_cluster(tx, *problem[:3], 16, cluster=cluster, local=local)
-    result = gemjax.run_on_cluster(tx, *problem[:3], 24, cluster=cluster, local=local, state=first)
-    assert (len(result.trace), (result.trace.worker == 0).sum()) == (24, 1)
 
 
 @slow
@@ -198,48 +163,6 @@ def test_policies_hold(cluster, policy):
 
 
 @slow
-def test_workers_leave_and_join(cluster, tmp_path):
-    members, moved = gemjax.Members(N, absent=[3]), []
-
-    def callback(progress):
-        if not moved:
-            moved.append(progress.commits)
-            members.leave(0)
-            members.join(3)
-        return (progress.trace().worker == 3).any()
-
-    with gemjax.EventLog(tmp_path / "log") as log:
-        result = gemjax.run_on_cluster(ASGD, *quadratic()[:3], 10**5, cluster=cluster, members=members, log=log,
-                                       callback=callback, callback_every=20)  # fmt: skip
-    assert 3 not in result.trace.worker[: moved[0]]
-    assert 3 in result.trace.worker
-    assert 0 not in result.trace.worker[moved[0] :]
-
-
-@slow
-def test_a_killed_actor_returns_and_no_commit_is_lost_or_made_twice(cluster, tmp_path):
-    problem, killed = quadratic(), []
-
-    def callback(progress):
-        import ray
-
-        if len(killed) < 2:
-            killed.append(len(killed) + 1)
-            ray.kill(cluster.actors[killed[-1]], no_restart=False)
-        return all(("join", worker) in log.noted for worker in (1, 2))
-
-    with NotedLog(tmp_path / "log") as log, Faults().slow(0, 0.01).slow(3, 0.01) as faults:
-        result = gemjax.run_on_cluster(ASGD, *problem[:3], 10**6, cluster=cluster, log=log, gate=faults,
-                                       callback=callback, callback_every=40)  # fmt: skip
-    assert result.stopped
-    for worker in range(N):
-        steps = result.trace.step[result.trace.worker == worker]
-        np.testing.assert_array_equal(steps, np.arange(len(steps)))
-    replay = gemjax.simulate(ASGD, *problem[:3], result.trace)
-    assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
-
-
-@slow
 def test_a_module_that_the_workers_lack_travels_by_value(cluster, tmp_path, monkeypatch):
     import importlib
 
@@ -250,48 +173,6 @@ def test_a_module_that_the_workers_lack_travels_by_value(cluster, tmp_path, monk
     module = importlib.import_module("only_at_the_driver")
     result = gemjax.run_on_cluster(ASGD, module.loss, jnp.ones(2), lambda worker, step: 0.0, 8, cluster=cluster)
     assert len(result.trace) == 8
-
-
-LEFT = """
-    import sys
-    import jax.numpy as jnp
-    import gemjax
-
-    def loss_fn(params, batch):
-        return jnp.sum((params - batch) ** 2)
-
-    def callback(progress):
-        print("running", flush=True)
-        if sys.argv[1] == "raise":
-            raise KeyError("of the callback")
-
-    if __name__ == "__main__":
-        tx = gemjax.asgd(0.01, num_workers=2)
-        gemjax.run_on_cluster(tx, loss_fn, jnp.zeros(2), lambda worker, step: 1.0, 10**7, callback=callback, callback_every=5)
-"""
-
-
-@slow
-@pytest.mark.parametrize("end", ["raise", "SIGINT", "SIGTERM"])
-def test_nothing_is_left_behind(end, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(LEFT))
-    process = subprocess.Popen(
-        [sys.executable, str(script), end], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, env=os.environ | {"GEMJAX_MARK": str(tmp_path)},
-    )  # fmt: skip
-    assert process.stdout.readline() == "running\n", process.communicate()[1]
-    running = processes.marked(str(tmp_path))
-    assert len(running) > 3
-    addresses = [address for held in processes.listening(running).values() for address in held]
-    assert addresses
-    assert all(map(processes.is_loopback, addresses))
-    if end != "raise":
-        process.send_signal(getattr(signal, end))
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert {"raise": "of the callback", "SIGINT": "KeyboardInterrupt", "SIGTERM": ""}[end] in errors
-    assert not processes.left_of(str(tmp_path))
 
 
 def test_what_cannot_be_pickled_is_named():

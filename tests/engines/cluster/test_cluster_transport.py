@@ -7,7 +7,6 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from engines.cluster.fake_ray import FakeRay
 from engines.problems import (
@@ -57,13 +56,6 @@ def test_a_run_replays_and_its_workers_are_named(fake, tmp_path):
     cycles = gemjax.timeline(events).cycles
     np.testing.assert_allclose(cycles["network"], result.history["network"], atol=1e-6)
     assert (cycles["network"] <= cycles["ready"] - cycles["dispatch"] + 2e-6).all()
-
-
-@pytest.mark.slow
-def test_states_of_local_optimizers_travel(fake):
-    local = gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), period=(1, 2, 3))
-    result = run(tx=gemjax.downpour(num_workers=N), local=local)
-    assert {np.shape(leaf) for leaf in jax.tree.leaves(result.state.view.value.local)} == {(N, 4)}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from engines.problems import assert_close, quadratic
 import gemjax
 from gemjax.testing import Faults
 
-N, COMMITS = 6, 10_000
+N, COMMITS = 6, 5_000
 
 
 def chaos(rng, commits):
@@ -104,7 +104,7 @@ def dropping():
 CASES = {
     "plain": (plain, gemjax.Policy(deadline=0.5), COMMITS),
     "bounded": (plain, gemjax.Policy(deadline=0.5, max_staleness=8), COMMITS),
-    "dropping": (dropping, gemjax.Policy(deadline=0.5), COMMITS // 4),
+    "dropping": (dropping, gemjax.Policy(deadline=0.5), COMMITS // 2),
 }
 
 

@@ -31,7 +31,12 @@ def assert_interrupted(result, threshold=LIMIT):
 
 
 @pytest.mark.slow
-@every_method("gem", only=lambda row: distinct(row) and row.converges_stale and not row.refuses, each_kind=True)
+@every_method(
+    "gem",
+    only=lambda row: distinct(row) and row.converges_stale and not row.refuses,
+    each_kind=True,
+    kinds=("gem", "lsgd-groups"),
+)
 def test_the_law_holds(make, x64):
     problem = problem_of(make)
     policy = gemjax.Policy(interrupt=LIMIT)

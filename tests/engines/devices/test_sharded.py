@@ -44,7 +44,9 @@ METHODS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["gem", *(pytest.param(name, marks=pytest.mark.slow) for name in list(METHODS)[1:])])
+@pytest.mark.parametrize(
+    "method", ["gem", "lsgd", *(pytest.param(name, marks=pytest.mark.nightly) for name in list(METHODS)[1:4])]
+)
 def test_a_sharded_central_variable_follows_the_law(method):
     make, options = METHODS[method]
     devices = jax.devices()
@@ -115,7 +117,7 @@ def _held():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("central", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("central", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_workers_of_several_devices_share_their_batches(central):
     placement = gemjax.place(3, "dedicated", worker_devices=2, central_devices=central)
     assert [len(devices_of(worker)) for worker in placement.workers] == [2, 2, 2]

@@ -100,7 +100,7 @@ def test_gradients_commits_and_pulls_lower_for_accelerators(make):
     assert exported(central.programs.first_view, central.shared, central.slots[0]) == PLATFORMS
 
 
-@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("window", [1, pytest.param(2, marks=pytest.mark.nightly)])
 @every_exported
 def test_loops_of_the_simulator_lower_for_accelerators(make, window):
     transition, batches, state = bound(make)
