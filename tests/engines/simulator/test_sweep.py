@@ -83,7 +83,9 @@ def test_strengths_of_anchors_and_counts_of_tokens_are_swept(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+@pytest.mark.parametrize(
+    "batched", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["batched", "one-by-one"]
+)
 def test_every_run_is_that_of_the_simulator(x64, batched):
     """A grid of two hyper-parameters and two seeds; late pulls, model state, keys, a rejected gradient, diagnostics."""
     problem = poisoned(mlp(jnp.float64), [(1, 2)])
@@ -128,7 +130,9 @@ def test_local_steps_of_a_point_are_swept(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+@pytest.mark.parametrize(
+    "batched", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["batched", "one-by-one"]
+)
 def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64, batched):
     """Each run is that of the simulator with what its seed makes."""
     loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)

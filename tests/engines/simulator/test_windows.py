@@ -41,7 +41,7 @@ def test_no_arrivals_have_no_windows():
     assert len(windows(np.array([], int), 4)) == 0
 
 
-@every_method(only=lambda row: distinct(row) and row.converges_stale, each_kind=True)
+@every_method(only=lambda row: distinct(row) and row.converges_stale, each_kind=True, kinds=("gem", "lsgd-groups"))
 def test_the_result_is_that_of_one_by_one(make, x64):
     """There are late pulls, rejected gradients, model state, keys and local steps."""
     problem = mlp(jnp.float64)
@@ -76,7 +76,10 @@ def test_it_is_that_of_one_by_one_if_keys_are_not_faithful_to_batches(rbg):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pure", "ordered", "unordered"])
+@pytest.mark.parametrize(
+    "kind",
+    ["pure", pytest.param("ordered", marks=pytest.mark.nightly), pytest.param("unordered", marks=pytest.mark.nightly)],
+)
 def test_it_is_that_of_one_by_one_if_python_is_called_as_vmap_refuses(kind):
     def call(value):
         if kind == "pure":

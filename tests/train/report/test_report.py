@@ -2,7 +2,6 @@
 
 import html.parser
 import json
-import re
 
 import browser
 import matplotlib.image
@@ -166,13 +165,6 @@ def test_the_rate_of_a_simulated_run_is_that_of_its_summary(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_report_of_a_run_is_the_same(folder):
-    before = folder.report.read_bytes()
-    report.write_report(folder)
-    assert folder.report.read_bytes() == before
-
-
-@pytest.mark.slow
 def test_the_report_of_a_simulated_run_shows_no_waiting(tmp_path):
     commits = [event for event in free(rounds=12) if event["event"] == "commit"]
     folder = make_run(tmp_path / "run", commits, Config(workers=4, engine="simulate"), metrics=0)
@@ -189,30 +181,6 @@ def test_many_workers_and_commits_fit_on_the_page(tmp_path):
     report.write_report(folder)
     assert folder.report.stat().st_size < 3e6
     assert "The first 128 of 130." in folder.report.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "wrong"),
-    [
-        ("events.jsonl", b"\x00\x01 no log", r"events\.jsonl, line 1: not an event"),
-        ("events.jsonl", b"", r"events\.jsonl: there is no applied commit"),
-        (
-            "events.jsonl",
-            b'{"event":"commit","time":1,"worker":9,"step":0,"pulled_at":0,"staleness":0}\n',
-            "the run has 4 workers",
-        ),
-        ("metrics.jsonl", b"no metrics\n", r"metrics\.jsonl, line 1: not metrics of a run"),
-        ("config.json", b'{"workers": 0}', r"config\.json is not the configuration of a run"),
-    ],
-)
-def test_a_damaged_record_is_reported_in_one_line(tmp_path, capsys, name, content, wrong):
-    folder = make_run(tmp_path / "run", free(rounds=4))
-    (folder.path / name).write_bytes(content)
-    assert cli.main(["report", str(folder.path)]) == 2
-    error = capsys.readouterr().err
-    assert re.search(wrong, error)
-    assert error.count("\n") == 1
-    assert not folder.report.exists()
 
 
 def test_a_run_without_its_log_is_refused(tmp_path, capsys):
@@ -272,15 +240,3 @@ def test_a_browser_shows_every_figure_and_fetches_nothing(folder, tmp_path):
         outside = [url for url in page.requests() if not url.startswith("data:")]
         assert outside == [folder.report.as_uri()]
         assert page.complaints() == []
-
-
-@needs_browser
-@pytest.mark.slow
-def test_the_browser_notices_a_fetch_and_a_broken_figure(tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text("<figure id=a><img src='http://outside.example/x.png'></figure>")
-    with browser.Page(CHROMIUM, str(tmp_path / "profile"), path.as_uri()) as page:
-        assert "http://outside.example/x.png" in page.requests()
-        page.wait_for("Log.entryAdded")
-        with pytest.raises(AssertionError, match="cannot be decoded"):
-            page.evaluate(PICTURES)

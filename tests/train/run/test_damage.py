@@ -110,17 +110,6 @@ def test_records_without_a_checkpoint_are_refused_and_kept(folder, capsys, summa
     assert config == dataclasses.replace(Config.load(folder.config), epochs=1.2, out="run-2")
 
 
-def test_a_checkpoint_that_cannot_be_read_leaves_the_records(folder, capsys):
-    shutil.rmtree(folder.saved / "33")
-    for path in folder.saved.rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
-    before = {path: path.read_bytes() for path in (folder.events, folder.metrics)}
-    assert cli.main(LONGER) == 2
-    assert "checkpoints: checkpoint 22 " in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in before} == before
-
-
 @pytest.mark.slow
 def test_a_run_without_records_and_checkpoints_begins(folder, capsys):
     """It was killed before its first commit."""
@@ -131,20 +120,6 @@ def test_a_run_without_records_and_checkpoints_begins(folder, capsys):
     assert cli.main(["--resume", "run"]) == 0
     assert "there is no checkpoint yet: starting again" in capsys.readouterr().out
     assert folder.finished(33)
-
-
-def test_a_finished_run_without_checkpoints_is_still_finished(folder, capsys):
-    shutil.rmtree(folder.saved)
-    before = contents(folder)
-    assert cli.main(["--resume", "run"]) == 0
-    assert "the run in run has made all 33 commits" in capsys.readouterr().out
-    assert contents(folder) == before
-
-
-def test_the_new_folder_does_not_exist_yet(folder, capsys):
-    shutil.rmtree(folder.saved)
-    folder.path.with_name("run-2").mkdir()
-    assert "--out run-3" in refusal(capsys, folder, LONGER)
 
 
 @pytest.mark.parametrize("name", ["events", "metrics"])

@@ -57,7 +57,7 @@ def checkpoints_in(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["by Python", "by TensorStore"])
+@pytest.mark.parametrize("how", [pytest.param("by Python", marks=pytest.mark.nightly), "by TensorStore"])
 def test_a_failed_checkpoint_is_reported_and_the_run_goes_on(tiny, failing, how, capsys):
     failing[22] = how
     assert cli.main(tiny) == 0
@@ -92,19 +92,6 @@ def test_a_run_whose_last_checkpoint_fails_continues_from_the_previous_one(tiny,
     assert folder.events.read_bytes() == whole.events.read_bytes()
     losses = [json.loads(one.summary.read_text())["test_loss"] for one in (folder, whole)]
     assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
-def test_a_run_continues_from_its_first_checkpoint_if_all_others_fail(tiny, failing, capsys):
-    failing |= dict.fromkeys((11, 22, COMMITS), "by Python")
-    assert cli.main(tiny) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "; the newest good one is of 0 commits; make room and go on with: python -m train --resume run\n" in error
-    failing.clear()
-    assert cli.main(["--resume", "run"]) == 0
-    assert "continuing from the checkpoint at 0 commits" in capsys.readouterr().out
-    assert RunFolder("run").finished(COMMITS)
 
 
 @pytest.mark.slow

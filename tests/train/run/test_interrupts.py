@@ -136,7 +136,7 @@ class EndedError(BaseException):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["poll", "finish"])
+@pytest.mark.parametrize("moment", ["poll", pytest.param("finish", marks=pytest.mark.nightly)])
 def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
     moment, monkeypatch, tmp_path, capfd, tmp_path_factory
 ):

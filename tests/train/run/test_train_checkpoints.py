@@ -1,14 +1,12 @@
 """Checkpoints of a run: when they are written, and exact continuation from them."""
 
 import dataclasses
-import io
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import small_runs
-from rich.console import Console
 from shrunk import Dense
 from small_runs import run
 
@@ -53,33 +51,8 @@ def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
         assert checkpoints.commits == [0, 10, 20, 30, 33]
 
 
-@pytest.mark.slow
-def test_a_run_continues_although_an_earlier_checkpoint_is_damaged(tiny, small):
-    config = dataclasses.replace(small, engine="simulate", checkpoint_every=11, epochs=0.5)
-    folder, _, _ = run(config)
-    path = folder.saved / "11" / "_CHECKPOINT_METADATA"
-    path.write_text(path.read_text().replace('"init_timestamp_nsecs"', '"xnit_timestamp_nsecs"'))
-    _, summary, output = run(dataclasses.replace(config, epochs=1.0), folder)
-    assert summary["finished"]
-    assert "continuing from the checkpoint at 17 commits" in output
-    assert "warning: " not in output
-
-
-@pytest.mark.slow
-def test_a_resumed_run_notes_its_changed_settings(tiny, small):
-    config = dataclasses.replace(small, engine="simulate", epochs=0.5)
-    folder, _, _ = run(config)
-    again = RunFolder(folder.path)
-    run(dataclasses.replace(config, epochs=1.0, learning_rate=0.05), again)
-    with again.checkpoints() as checkpoints:
-        assert checkpoints.metadata["settings"] == [
-            [0, {"epochs": 0.5, "learning_rate": 0.1}],
-            [17, {"epochs": 1.0, "learning_rate": 0.05}],
-        ]
-
-
 BARRIERS = [
-    {"cluster": "barrier", "workers": 4},
+    pytest.param({"cluster": "barrier", "workers": 4}, marks=pytest.mark.nightly),
     {"cluster": "tiered_barrier", "workers": 5, "method": "easgd", "period": 3, "dynamic_periods": True},
 ]
 
@@ -147,7 +120,7 @@ def test_a_simulation_that_ends_without_an_applied_commit_fails(tiny, small, clu
         run(config, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_simulation_continues_after_commits_that_were_dropped(tiny, small):
     config = dataclasses.replace(small, engine="simulate", method="ringmaster", epochs=0.5)
     folder, first, _ = run(config)
@@ -205,7 +178,10 @@ def test_an_interrupted_simulation_continues_bit_for_bit(tiny, small, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("seconds", "expected"), [(1e-9, [0, 11, 22, 33]), (0.0, [0, 33]), (1e6, [0, 33])])
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(1e-9, [0, 11, 22, 33]), pytest.param(0.0, [0, 33], marks=pytest.mark.nightly), (1e6, [0, 33])],
+)
 def test_checkpoints_are_written_by_time(tiny, small, monkeypatch, engine, seconds, expected):
     """A checkpoint is written if the last one is older, at the next call; none of the same commits again."""
     saved = []
@@ -241,7 +217,7 @@ def test_an_interrupted_run_on_devices_continues_without_gap_or_repetition(tiny,
         np.testing.assert_array_equal(steps, np.arange(len(steps)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_local_steps_continue_from_a_checkpoint(tiny, small, monkeypatch, tmp_path):
     """Two local steps per commit make half as many commits; the local momentum is in the checkpoint."""
     config = dataclasses.replace(small, engine="simulate", method="lsgd", period=2, local_momentum=0.5)
@@ -260,19 +236,6 @@ def test_local_steps_continue_from_a_checkpoint(tiny, small, monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
-def test_records_beyond_the_checkpoint_are_removed(tiny, small, monkeypatch):
-    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
-    config = dataclasses.replace(small, engine="simulate")
-    folder, _, _ = run(config)
-    before = folder.events.read_text()
-    folder.summary.unlink()  # As if it had been killed before its summary.
-    with open(folder.events, "a") as file:
-        file.write('{"event":"commit","time":99.0,"worker":0,"step":99,"pulled_at":33,"staleness":0,"loss":1.0}\n{"ev')
-    run(config, folder)
-    assert folder.events.read_text() == before
-
-
-@pytest.mark.slow
 def test_no_other_process_writes_a_run_before_its_summary_is_written(tiny, small, monkeypatch):
     def draw(folder, *_):
         # A lock belongs to the open file, so the same process can hold another.
@@ -286,15 +249,6 @@ def test_no_other_process_writes_a_run_before_its_summary_is_written(tiny, small
     assert (drawn, summary["finished"]) == ([folder.path], True)
     with RunFolder(folder.path).alone():
         pass
-
-
-@pytest.mark.slow
-def test_resuming_a_finished_run_changes_nothing(tiny, small):
-    folder, summary, _ = run(dataclasses.replace(small, engine="simulate"))
-    before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
-    again = training.train(dataclasses.replace(small, engine="simulate"), folder, Console(file=io.StringIO()))
-    assert again == summary
-    assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.slow

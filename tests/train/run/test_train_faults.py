@@ -35,14 +35,6 @@ def test_policy_and_placement_of_a_run_come_from_flags(tiny, small):
 
 
 @pytest.mark.slow
-def test_workers_are_called_back_by_a_flag(tiny, small):
-    folder, summary, _ = run(dataclasses.replace(small, interrupt=1))
-    assert summary["finished"]
-    assert eventlog.trace_of(folder.events, 3).staleness.max() == 0
-    assert any(event["event"] == "interrupt" for event in eventlog.read(folder.events))
-
-
-@pytest.mark.slow
 def test_grace_and_retries_of_a_run_come_from_flags(tiny, small, monkeypatch):
     """All three workers commit within the grace period; a worker that fails four times continues after four retries."""
     with Faults().fail(1, 3, times=4) as faults:
@@ -51,12 +43,6 @@ def test_grace_and_retries_of_a_run_come_from_flags(tiny, small, monkeypatch):
     assert summary["finished"]
     kinds = [event["event"] for event in eventlog.read(folder.events)]
     assert (kinds.count("fault"), kinds.count("retire")) == (4, 0)
-    np.testing.assert_array_equal(eventlog.trace_of(folder.events, 3).pulled_at, np.repeat(np.arange(11) * 3, 3))
-
-
-@pytest.mark.slow
-def test_a_quorum_of_all_workers_is_a_barrier(tiny, small):
-    folder, _, _ = run(dataclasses.replace(small, quorum=3))
     np.testing.assert_array_equal(eventlog.trace_of(folder.events, 3).pulled_at, np.repeat(np.arange(11) * 3, 3))
 
 
@@ -98,27 +84,6 @@ def test_the_first_ctrl_c_ends_a_run_of_hung_workers_with_a_checkpoint(tiny, sma
     with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == 12
     assert run(small, folder)[1]["finished"]
-
-
-@pytest.mark.slow
-def test_the_callback_is_called_although_all_workers_hang(tiny, small, monkeypatch):
-    """So progress is shown, and the run can be ended; here, the fifth call without commits releases the workers."""
-    histories = []
-    poll = training.RunCallback.poll
-
-    def observe(self, progress):
-        histories.append(progress.history)
-        if [not history for history in histories[-5:]] == [True] * 5:
-            for worker in range(3):
-                faults.let_go(worker, 4)
-        return poll(self, progress)
-
-    monkeypatch.setattr(training, "CALLBACK_SECONDS", 0.02)
-    monkeypatch.setattr(training.RunCallback, "poll", observe)
-    with Faults().hang(0, 4).hang(1, 4).hang(2, 4) as faults:
-        hanging(monkeypatch, faults)
-        summary = run(dataclasses.replace(small, deadline=60.0))[1]
-    assert summary["finished"]
 
 
 @pytest.mark.slow

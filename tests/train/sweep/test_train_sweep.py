@@ -70,10 +70,10 @@ def test_a_sweep_leaves_its_table_and_its_picture(small, pretended):
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"workers": (1,)}, id="one-number", marks=pytest.mark.slow),
-        pytest.param({"seeds": (0,), "learning_rates": (0.1,)}, id="one-point", marks=pytest.mark.slow),
+        pytest.param({"workers": (1,)}, id="one-number", marks=pytest.mark.nightly),
+        pytest.param({"seeds": (0,), "learning_rates": (0.1,)}, id="one-point", marks=pytest.mark.nightly),
         pytest.param({"learning_rates": (1.0, 2.0)}, id="all-diverge"),
-        pytest.param({"learning_rates": (0.1, 1.0), "workers": (1, 2, 4, 8, 16)}, id="many", marks=pytest.mark.slow),
+        pytest.param({"learning_rates": (0.1, 1.0), "workers": (1, 2, 4, 8, 16)}, id="many", marks=pytest.mark.nightly),
     ],
 )
 def test_every_grid_can_be_drawn(small, change):
@@ -120,7 +120,14 @@ def test_a_row_is_the_run_that_its_seed_makes_alone(small, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["barrier", "heterogeneous_barrier", "tiered_barrier", "round_robin"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "tiered_barrier",
+        "round_robin",
+        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("barrier", "heterogeneous_barrier")),
+    ],
+)
 def test_clusters_as_slow_as_their_slowest_worker_can_be_swept(small, kind):
     _, rows, _ = run(dataclasses.replace(small, methods=("asgd",), workers=(4,), learning_rates=(0.1,), cluster=kind))
     assert len(rows) == len({row["seed"] for row in rows})
@@ -175,7 +182,10 @@ def test_a_run_diverged_if_its_training_loss_says_so(small):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name in ("gem", "lsgd", "diloco") else pytest.mark.nightly) for name in METHODS],
+)
 def test_every_method_can_be_swept(small, method):
     """Numbers that are traced go through every method."""
     own = {"strengths": (0.1, 0.2)} if {"kappa", "strength"} & set(METHODS[method].takes) else {}

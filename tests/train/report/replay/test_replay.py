@@ -1,10 +1,8 @@
 """Runs that are replayed from checkpoint to checkpoint: faithful ones, and those with an altered log or checkpoint."""
 
 import dataclasses
-import errno
 import functools
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -82,7 +80,9 @@ def test_a_simulation_replays_bit_for_bit(made, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ringmaster", "malenia", "rennala"])
+@pytest.mark.parametrize(
+    "method", ["ringmaster", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("malenia", "rennala"))]
+)
 def test_pieces_begin_between_gradients_that_a_worker_loses_in_a_row(made, method):
     """The log has no line for a refused gradient, and its worker is at a later step than the commits tell."""
     more = ("--method", method, "--cluster", "heterogeneous", "--workers", "8", "--checkpoint-every", "5", "--x64")
@@ -134,33 +134,6 @@ def test_the_data_may_lie_elsewhere(made, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_log_of_another_run_is_named(made, capsys):
-    folder = made()
-    log = folder.events.read_bytes()
-    shutil.rmtree(folder.path)
-    folder = made("--seed", "5")
-    folder.events.write_bytes(log)
-    assert cli.main(["replay", "run"]) == 2
-    assert capsys.readouterr().err.startswith("train: run cannot be replayed from 11 commits on: ")
-    assert not folder.replay.exists()
-
-
-@pytest.mark.slow
-def test_the_verdict_counts_also_if_it_cannot_be_written(made, capsys, monkeypatch):
-    def fail(path, text):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-
-    made()
-    monkeypatch.setattr(replay, "write_whole", fail)
-    assert cli.main(["replay", "run"]) == 0
-    *_, verdict, unwritten = capsys.readouterr().out.splitlines()
-    assert verdict.startswith(f"{SAME}: 3 of 3 pieces")
-    assert (
-        unwritten == "run/replay.json is not written (Read-only file system), so the report will not show this verdict"
-    )
-
-
-@pytest.mark.slow
 def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
     folder = made("--epochs", "0.6")
     assert cli.main(["--resume", "run", "--epochs", "1", "--learning-rate", "0.03"]) == 0
@@ -178,10 +151,8 @@ def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
 @pytest.mark.parametrize(
     "more",
     [
-        ("--method", "ringmaster"),
-        ("--x64", "--method", "dana_dc"),
-        pytest.param(("--method", "easgd", "--period", "2", "--local-momentum", "0.5"), marks=pytest.mark.slow),
-        pytest.param(("--schedule", "cosine", "--augment"), marks=pytest.mark.slow),
+        ("--method", "easgd", "--period", "2", "--local-momentum", "0.5", "--schedule", "cosine", "--augment"),
+        pytest.param(("--x64", "--method", "dana_dc"), marks=pytest.mark.nightly),
     ],
 )
 def test_a_simulation_of_any_kind_replays(made, more):
@@ -242,7 +213,16 @@ def test_a_replay_changes_no_other_file(made):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--x64",), ("--method", "easgd", "--period", "2"), ("--central", "host")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        *(
+            pytest.param(more, marks=pytest.mark.nightly)
+            for more in (("--x64",), ("--method", "easgd", "--period", "2"), ("--central", "host"))
+        ),
+    ],
+)
 def test_a_run_on_devices_replays_also_after_it_was_resumed(made, more):
     folder = made("--engine", "devices", "--epochs", "0.5", *more)
     assert cli.main(["--resume", "run", "--epochs", "1"]) == 0
@@ -322,7 +302,7 @@ def test_a_checkpoint_that_a_run_adds_while_its_log_is_read_is_left_to_the_next_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [[22, 33], [33], []], ids=len)
+@pytest.mark.parametrize("left", [pytest.param([22, 33], marks=pytest.mark.nightly), [33], []], ids=len)
 def test_checkpoints_that_a_run_replaces_meanwhile_are_passed_over(made, monkeypatch, capsys, left):
     folder = made()
     read = replay.eventlog.trace_of
