@@ -153,25 +153,6 @@ def test_keeps_the_best(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "50"]
 
 
-def test_a_save_that_ctrl_c_interrupts_counts_if_it_is_finished(tmp_path, monkeypatch):
-    best, wait = BestCheckpoint(tmp_path, metric(0.5, 0.1, 0.3, 0.05)), gemjax.Checkpoints.wait
-    best(at(1))
-
-    def interrupted(self, *args):
-        if self._writing is not None:
-            monkeypatch.setattr(gemjax.Checkpoints, "wait", wait)
-            raise KeyboardInterrupt
-        return wait(self, *args)
-
-    monkeypatch.setattr(gemjax.Checkpoints, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        best(at(2))
-    best(at(3))
-    assert (best.best, best.checkpoints.latest) == (0.1, 2)
-    best(at(4))
-    assert (best.best, best.checkpoints.latest, best.checkpoints.metadata["metric"]) == (0.05, 4, 0.05)
-
-
 def test_the_largest_is_the_best_with_mode_max(tmp_path):
     best = BestCheckpoint(tmp_path, metric(NAN, 3, 5, 4), mode="max")
     for call in range(1, 5):

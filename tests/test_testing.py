@@ -189,29 +189,6 @@ def test_a_poisoned_gradient_is_rejected_once():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(result.params)))
 
 
-@pytest.mark.slow
-def test_a_worker_that_hangs_may_be_released():
-    """The others wait for its first commit, make twenty of their own, and wait for its second one."""
-    commits = {1: threading.Event(), 2: threading.Event()}
-
-    def gate(worker, step):
-        if worker == 1 and step in commits:  # Its earlier steps are committed.
-            commits[step].set()
-        elif worker != 1 and step in (1, 15):
-            assert commits[1 if step == 1 else 2].wait(60)
-        return faults(worker, step)
-
-    def callback(progress):
-        if np.sum(progress.trace().worker != 1) >= 20:
-            faults.let_go(1, 1)
-
-    with Faults().hang(worker=1, step=1) as faults:
-        result = run_with(faults, gate=gate, callback=callback, callback_every=1)
-    late = np.flatnonzero(result.trace.worker == 1)[1]
-    assert result.trace.step[late] == 1
-    assert result.trace.staleness[late] >= 18
-
-
 def run_with(faults, **options):
     options = {"gate": faults, **options}
     loss_fn, params, batches = quadratic()

@@ -14,7 +14,6 @@ from gemjax import FromSource
 from gemjax.batches.base import RowsError
 from gemjax.batches.from_source import read_rows
 from gemjax.batches.rows import Rows
-from gemjax.testing import Faults
 
 N, ROWS = 4, 30
 DATA = {"row": np.arange(ROWS), "x": np.sin(np.arange(64.0 * ROWS)).reshape(ROWS, 64)}
@@ -27,7 +26,13 @@ KINDS = {
     "shards": lambda data: gemjax.Shards(data, 3, N, seed=1, labels=DATA["row"] % 3, concentration=20.0),
     "stream": lambda data: gemjax.Stream(data, 4, seed=1),
 }
-every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+every_kind = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=() if name == "stream" else pytest.mark.nightly)
+        for name, make in KINDS.items()
+    ],
+)
 
 
 class Source:
@@ -98,24 +103,6 @@ def test_local_steps(kind):
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_run_is_continued():
-    batches = FromSource(Source(), KINDS["stream"](NUMBERS))
-    begun = on_devices(batches, num_commits=10)
-    found = on_devices(batches, num_commits=30, state=begun.state, recorded=begun.trace)
-    replay = simulate(KINDS["stream"](DATA), trace=found.trace)
-    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_worker_that_repeats_its_step_has_the_same_rows():
-    with Faults().fail(worker=1, step=2, times=2) as faults:
-        found = on_devices(FromSource(Source(), KINDS["epochs"](NUMBERS)), gate=Abreast(N, faults))
-    assert len(faults.injected) == 2
-    replay = simulate(KINDS["epochs"](DATA), trace=found.trace)
-    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
-
-
 class Own(Rows):
     """Batches in which worker w reads row w alone."""
 
@@ -168,7 +155,9 @@ def broken(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1, 5, 40])
+@pytest.mark.parametrize(
+    "first", [pytest.param(1, marks=pytest.mark.nightly), 5, pytest.param(40, marks=pytest.mark.nightly)]
+)
 def test_one_failed_read_is_harmless_at_any_time(first):
     """Reads for compilation, before the run begins, may fail as well."""
     source = Source(lambda number: broken(17) if len(source.read) == first else None)

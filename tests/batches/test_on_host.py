@@ -72,19 +72,11 @@ def test_chunks_and_windows(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("period", [2, (1, 3, 2, 1)])
+@pytest.mark.parametrize("period", [pytest.param(2, marks=pytest.mark.nightly), (1, 3, 2, 1)])
 def test_local_steps(period):
     local, tx = gemjax.LocalSteps(optax.sgd(0.1), period), gemjax.downpour(num_workers=N)
     options = {"tx": tx, "local": local, "callback_every": 5}
     assert_same_run(run(OnHost(KINDS["epochs"]), **options), run(KINDS["epochs"], **options))
-
-
-@pytest.mark.slow
-def test_a_continued_run():
-    batches = OnHost(KINDS["epochs"])
-    begun = run(batches, callback_every=5, callback=lambda progress: progress.commits > 8)
-    assert begun.stopped
-    assert_same_bits(run(batches, state=begun.state).state, run(KINDS["epochs"]).state)
 
 
 @pytest.mark.slow
@@ -214,21 +206,3 @@ def test_data_that_do_not_fit_on_devices_stay_on_the_host(monkeypatch):
             result = gemjax.run_on_devices(ASGD, squares, jnp.zeros(3), ROOMY, 12, placement=placement)
         assert taken == expected
         assert_close(jax.device_get(result.params), jax.device_get(simulated(trace=result.trace).params), rtol=1e-5)
-
-
-class Noisy(Rows):
-    """Rows with noise that follows from their numbers."""
-
-    def __init__(self):
-        self.data = {"x": np.arange(40.0)}
-
-    def select(self, worker, step):
-        return ((step + worker)[:, None] % 40).astype(np.int32)
-
-    def batch(self, data, selection):
-        return super().batch(data, selection)["x"] + jax.random.normal(jax.random.key(selection[0]))
-
-
-class Gathering(gemjax.Epochs):
-    def gather(self, selection):
-        return {"x": 2 * self.data["x"][selection.ravel()]}, np.arange(selection.size).reshape(selection.shape)

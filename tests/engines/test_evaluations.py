@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines.devices.device_runs import ASGD, GEM, QUADRATIC, events, replay, run
-from engines.problems import Behind, poisoned
+from engines.problems import poisoned
 
 import gemjax
-from gemjax.callbacks import BestCheckpoint, EarlyStopping
+from gemjax.callbacks import BestCheckpoint
 from gemjax.testing import Faults
 
 simulated = functools.partial(gemjax.simulate, GEM, *QUADRATIC[:3])
@@ -227,15 +227,6 @@ def test_a_callback_knows_them_with_the_parameters():
     seen.clear()
     replay(result, evaluate=norm, evaluate_every=10, callback=callback, callback_every=1000)
     assert seen == [10, 20, 30, 40]
-
-
-def test_early_stopping_by_a_column():
-    result = run(
-        num_commits=100_000, evaluate=lambda params, model_state: {"loss": 1.0}, evaluate_every=10,
-        callback=EarlyStopping("loss", patience=3), gate=Behind(4, 3, by=4),
-    )  # fmt: skip
-    assert result.stopped
-    assert result.evaluations["commit"][3] == 40
 
 
 def test_the_best_checkpoint_has_the_parameters_that_were_evaluated(tmp_path):

@@ -160,13 +160,6 @@ def test_a_dropped_commit_never_happened(x64):
     assert_close(locals_of(result), locals_of(missing), rtol=1e-10)
 
 
-def test_a_run_cannot_continue_with_another_local_optimizer():
-    state = simulated().state
-    for local in (LocalSteps(optax.sgd(0.05), PERIODS), LocalSteps(optax.adam(0.05), PERIODS)):
-        with pytest.raises(ValueError, match="to continue from is of another method, schedule, model or number"):
-            simulated(local=local, state=state)
-
-
 @pytest.mark.slow
 def test_a_checkpoint_holds_the_local_optimizers(tmp_path):
     run = functools.partial(simulated, callback_every=12)
@@ -233,26 +226,6 @@ def test_local_optimizers_survive_faults_and_stops(x64):
 
 
 @pytest.mark.slow
-def test_a_simulated_run_is_continued_on_devices(x64):
-    given, trace = problem("float64"), gemjax.arrivals.Gamma(WORKERS).trace(17)
-    first = simulated(trace, given)
-    second = on_devices(40, given, state=first.state, recorded=trace)
-    assert second.trace.first(17) == trace
-    assert_the_law(second, given)
-
-
-@pytest.mark.slow
-def test_a_retired_worker_keeps_its_local_optimizer(x64):
-    given = problem("float64")
-    with Faults().fail(1, 2, times=9) as faults:
-        retired = lambda worker, step: worker == 1 and len(faults.injected) == 3
-        result = on_devices(30, given, gate=Abreast(WORKERS, faults, retired))
-    assert len(faults.injected) == 3
-    assert (result.trace.worker == 1).sum() == 2
-    assert_the_law(result, given, pulls=False)
-
-
-@pytest.mark.slow
 def test_a_drop_on_devices_restores_the_local_optimizer(tmp_path, x64):
     given, reports = problem("float64"), []
     bad = poisoned(given, [(0, 3)])
@@ -280,22 +253,7 @@ def test_a_drop_on_devices_restores_the_local_optimizer(tmp_path, x64):
 
 
 @pytest.mark.slow
-def test_the_count_of_dropped_commits_continues(x64):
-    given, calls = problem("float64"), []
-    first = on_devices(30, given, DROPPING, gate=Behind(WORKERS, 3, by=4))
-    dropped = int(first.state.dropped)
-    assert dropped > 0
-    second = on_devices(
-        40, given, DROPPING, state=first.state, recorded=first.trace, callback_every=1,
-        callback=lambda progress: calls.append(progress.dropped),
-    )  # fmt: skip
-    assert calls[0] >= dropped
-    assert calls[-1] == dropped + second.history["dropped"].sum() == int(second.state.dropped)
-    assert_the_law(second, given, DROPPING, pulls=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("global_period", [1, 2])
+@pytest.mark.parametrize("global_period", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_anchors_reach_workers_on_devices(global_period, x64):
     given = problem("float64")
     tx = optax.chain(optax.adam(0.02), gemjax.rules.pull_to_anchors(0.1, 0.2))

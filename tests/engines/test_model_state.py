@@ -84,7 +84,7 @@ def test_a_run_on_devices_replays_in_the_simulator(tx, options, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("average", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_it_replays_with_a_sharded_central_variable_and_workers_of_two_devices(average, x64):
     devices, given = jax.devices(), problem(jnp.float64)
     placement = Placement((tuple(devices[:2]), devices[2], devices[3]), tuple(devices[4:6]))
@@ -105,31 +105,18 @@ def test_only_floats_are_averaged():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_run_continues_from_its_checkpoint_bit_for_bit(tmp_path, wait):
+def test_a_run_continues_from_its_checkpoint_bit_for_bit(tmp_path):
     given, trace = problem(), gemjax.arrivals.Gamma(N).trace(20)
     whole = simulated(trace, given)
     half = simulated(trace, given, callback_every=10, callback=lambda progress: True)
     with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(half.state, half.trace, wait=wait)
+        checkpoints.save(half.state, half.trace)
         like = gemjax.initial_state(GEM, given.params, num_workers=N, model_state=given.model_state)
         state, recorded, _ = checkpoints.load(like)
     assert recorded == trace.first(10)
     assert jax.random.key_impl(state.model_state["several"]) == jax.random.key_impl(given.model_state["several"])
     assert_same_bits(keys.as_data(state), keys.as_data(half.state))
     assert_same_bits(keys.as_data(simulated(trace, given, state=state).state), keys.as_data(whole.state))
-
-
-@pytest.mark.slow
-def test_a_run_on_devices_continues_from_a_checkpoint(tmp_path):
-    given = problem()
-    first = on_devices(given, 10)
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(first.state, first.trace)
-        like = gemjax.initial_state(GEM, given.params, num_workers=N, model_state=given.model_state)
-        state, recorded, _ = checkpoints.load(like)
-    result = on_devices(given, 24, state=state, recorded=recorded)
-    assert_states_close(result.state, simulated(result.trace, given).state, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

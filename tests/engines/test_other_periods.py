@@ -13,7 +13,6 @@ import gemjax
 
 ROWS = 400
 DATA = {"row": np.arange(ROWS)}
-DOWNPOUR = gemjax.downpour(num_workers=1)
 MOMENTUM = optax.sgd(0.5, momentum=0.5)
 
 
@@ -50,13 +49,6 @@ ENGINES = pytest.mark.parametrize("run", [simulated, on_devices, interruptible])
 
 def times_seen(result):
     return dict(zip(*map(np.ndarray.tolist, np.unique(-np.asarray(result.params), return_counts=True)), strict=True))
-
-
-@ENGINES
-def test_no_row_is_seen_twice_after_a_shorter_period(run):
-    result = run(20, local=count(4), state=run(10, local=count(8)))
-    assert times_seen(result) == {0: ROWS - 120, 1: 120}
-    assert int(result.state.local_step[0]) == 120
 
 
 @ENGINES
@@ -114,17 +106,6 @@ def test_a_run_on_devices_with_two_periods_replays(x64):
         again = replay(local=local, state=state)
         assert_close(second.params, jax.device_get(again.params), rtol=1e-10)
         assert_same_bits(jax.device_get(second.state.local_step), jax.device_get(again.state.local_step))
-
-
-@pytest.mark.slow
-def test_workers_on_a_cluster_go_on_with_rows_of_their_own():
-    pytest.importorskip("ray", reason="the cluster engine needs Ray")
-    batches = gemjax.Shards(DATA, 1, 2)
-    run = functools.partial(gemjax.run_on_cluster, gemjax.downpour(num_workers=2), loss_fn, jnp.zeros(ROWS), batches)
-    with gemjax.Cluster(2) as cluster:
-        first = run(10, local=count(8), cluster=cluster)
-        result = run(20, local=count(4), cluster=cluster, state=first)
-    assert times_seen(result) == {0: ROWS - 120, 1: 120}
 
 
 # --- Changes that are refused

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Abreast, Problem, assert_close, assert_same_bits, every_method, without
+from engines.problems import Problem, assert_close, assert_same_bits, every_method, without
 from methods.rows import METHODS
 
 import gemjax
@@ -111,62 +111,6 @@ def test_any_gradient_leaves_a_sound_state(make):
         assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(result.opt_state))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("method", "locks"),
-    [
-        (lambda: gemjax.gap_aware(0.05, num_workers=4), True),
-        (lambda: gemjax.gap_aware_adam(0.05, num_workers=4), False),
-        (lambda: gemjax.asynchronous(optax.adam(0.05), 4), False),
-    ],
-    ids=["gap-aware", "gap-aware-adam", "adam"],
-)
-def test_an_average_of_squares_of_a_momentum_may_lock_a_run(method, locks):
-    """As the page of the protocol says: the momentum is still large, so each commit would lift the average beyond its limit."""
-    loss_fn = lambda p, batch: batch[0] * jnp.mean((p - batch[1]) ** 2)
-
-    def batches(worker, step):
-        noise = 0.1 * jax.random.normal(jax.random.fold_in(jax.random.key(worker), step), (4,))
-        return jnp.where((worker == 1) & (step == 40), 10.0**12.2, 1.0), noise
-
-    try:
-        result = gemjax.simulate(method(), loss_fn, jnp.ones(4), batches, gemjax.arrivals.Gamma(4).trace(600))
-    except gemjax.RunFailedError as error:
-        result = error.result
-    assert (int(result.state.rejected) > 100) == locks
-
-
-@pytest.mark.slow
-def test_the_devices_reject_the_same_commits():
-    make = BY_NAME["dc-asgd"]
-    problem = spiked((1, 2), 3e19)
-    result = gemjax.run_on_devices(make(4), *problem[:3], 30, gate=Abreast(4))
-    assert int(result.state.rejected) == 1
-    (row,) = np.flatnonzero(~result.history["applied"])
-    assert (result.history["worker"][row], result.history["step"][row]) == (1, 2)
-    assert_close(result.params, run(make, problem, result.trace).params, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batched", [True, False])
-def test_the_runs_of_a_sweep_reject_the_same_commits(batched):
-    trace = gemjax.arrivals.Gamma(4).trace(24, seed=2)
-    problem = spiked((int(trace.worker[BAD_ROW]), int(trace.step[BAD_ROW])), 3e19)
-    result = gemjax.sweep(
-        lambda rate: gemjax.dc_asgd(rate, num_workers=4), *problem[:3], trace, {"rate": [1e-19, 0.05]}, batched=batched
-    )
-    np.testing.assert_array_equal(result.state.rejected, [0, 1])
-    alone = run(lambda n: gemjax.dc_asgd(0.05, num_workers=n), problem, trace)
-    assert_close(jax.tree.map(lambda leaf: leaf[1], result.params), alone.params, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_displacement_that_is_too_large_is_rejected():
-    make = BY_NAME["easgd"]
-    trace, result = spiked_run(make, 1e25)
-    assert_as_without(make, trace, result)
-
-
 def test_double_precision_has_a_limit_of_its_own(x64):
     params = jnp.ones(3, jnp.float64)
     sound = [bool(stays_sound((params,), (size * params,), params)) for size in (1e30, 1e150, 1e160)]
@@ -266,22 +210,6 @@ def test_a_failed_simulation_leaves_a_result_to_continue():
     assert int(again.state.commits) == 60 - int(result.state.rejected)
 
 
-def test_an_error_in_the_callback_leaves_a_result():
-    def callback(progress):
-        if progress.commits == 8:
-            raise KeyError("enough")
-
-    with pytest.raises(KeyError) as failure:
-        run(
-            BY_NAME["gem"],
-            spiked((-1, 0), 0.0),
-            gemjax.arrivals.RoundRobin(4).trace(20),
-            callback_every=4,
-            callback=callback,
-        )
-    assert len(failure.value.result.trace) == int(failure.value.result.state.commits) == 8
-
-
 def test_a_bare_state_with_rejections_is_refused_for_a_trace_without_them():
     """Such is the trace of a run on devices: arrivals of the state and of the trace differ."""
     trace, first = spiked_run(BY_NAME["asgd"], 1e30)
@@ -290,16 +218,6 @@ def test_a_bare_state_with_rejections_is_refused_for_a_trace_without_them():
     assert trace == gemjax.arrivals.Gamma(4).trace(40, seed=2).first(len(trace))
     with pytest.raises(ValueError, match=r"give state=result"):
         run(BY_NAME["asgd"], spiked((-1, 0), 0.0), longer, state=first.state)
-
-
-@pytest.mark.slow
-def test_a_result_of_a_run_on_devices_with_rejections_is_continued():
-    make, problem = BY_NAME["asgd"], spiked((0, 1), 1e30)
-    first = gemjax.run_on_devices(make(4), *problem[:3], 20, gate=Abreast(4))
-    assert int(first.state.rejected) == 1
-    longer = gemjax.run_on_devices(make(4), *problem[:3], 40, state=first).trace
-    continued = run(make, problem, longer, state=first)
-    assert int(continued.state.commits) == 40
 
 
 # --- Runs that diverge
@@ -326,12 +244,6 @@ def test_a_run_most_of_whose_last_commits_were_rejected_warns():
     noisy = lambda params, batch: 1e-9 * loss_fn(params, 0) + jnp.where(batch % 3 > 0, jnp.nan, 0.0)
     with pytest.warns(gemjax.RunWarning, match=r"the run has diverged: 6\d of the last 100 commits were rejected"):
         gemjax.simulate(tx, noisy, params, lambda worker, step: step, trace)
-
-
-def test_a_run_on_devices_that_has_diverged_warns():
-    _, loss_fn, params, batches, _ = diverging(0)
-    with pytest.warns(gemjax.RunWarning, match="the run has diverged: the median loss"):
-        gemjax.run_on_devices(gemjax.asgd(2.5, 1), loss_fn, params, batches, 60, num_workers=1)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e20])
