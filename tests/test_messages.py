@@ -13,16 +13,6 @@ from gemjax import arrivals
 X = np.zeros((6, 3), np.float32)
 
 
-class Dataset:
-    """A data set with rows by number."""
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, number):
-        return X[number]
-
-
 def commit(tx, worker=0, updates=PARAMS):
     return tx.update(updates, tx.init(PARAMS), PARAMS, worker=worker)
 

@@ -42,4 +42,3 @@ def with_metrics(metrics):
 
 
 every_engine = pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
-EVERY_ENTRANCE = pytest.mark.parametrize("engine", ["simulate", "devices", "sweep", "initial_state", "memory_of"])

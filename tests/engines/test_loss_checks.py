@@ -20,10 +20,6 @@ def test_metrics_may_be_numbers_of_python(engine, local):
     np.testing.assert_array_equal(last, [8, 0.5, 1])
 
 
-def with_statistics(params, model_state, batch, key):
-    return squares(params, batch["x"]) + model_state["mean"], (model_state, {})
-
-
 def test_an_error_of_the_loss_names_the_batch():
     with pytest.raises(TypeError) as raised:
         run("simulate", lambda params, batch: squares(params, batch["x"]))
