@@ -44,8 +44,8 @@ class Slow(gemjax.testing.Faults):
     ("method", "dtype"),
     [
         ("dc_asgd", "float32"),
-        pytest.param("dc_asgd", "float64", marks=pytest.mark.slow),
-        *(pytest.param(name, "float32", marks=pytest.mark.slow) for name in law.METHODS if name != "dc_asgd"),
+        *(pytest.param(name, "float32", marks=pytest.mark.nightly) for name in law.METHODS if name != "dc_asgd"),
+        pytest.param("dc_asgd", "float64", marks=pytest.mark.nightly),
     ],
 )
 def test_the_law_holds_here(method, dtype, monkeypatch):

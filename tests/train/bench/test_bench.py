@@ -2,9 +2,7 @@
 
 import json
 import sys
-import time
 
-import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
@@ -69,7 +67,7 @@ def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch):
     assert json.loads(out.read_text()) == MARK | {"arrivals": {"Gamma": 1.0}}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_check_is_measured_against_the_same_programs_without_it(tmp_path):
     out = tmp_path / "bench.json"
     argv = ["check", "--rounds", "2", "--steps", "4", "--networks", "mlp", "--parameters", "160000", "--out", str(out)]
@@ -79,7 +77,7 @@ def test_the_check_is_measured_against_the_same_programs_without_it(tmp_path):
     assert all(value > 0 for of in figures.values() for value in of.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_cost_of_methods_is_a_ratio_to_asgd(monkeypatch, tmp_path):
     names = ("asgd", "gem", "lsgd")
     monkeypatch.setattr(bench, "METHODS", {name: bench.METHODS[name] for name in names})
@@ -97,7 +95,7 @@ def test_the_cost_of_methods_is_a_ratio_to_asgd(monkeypatch, tmp_path):
     assert 1.0 < methods["lsgd"]["traffic ratio"] < 2.5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_network_is_measured_against_the_machine(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench_network, "PEAK_SIZE", 256)
     monkeypatch.setattr(bench_network, "_torch", lambda: None)
@@ -109,22 +107,6 @@ def test_a_network_is_measured_against_the_machine(monkeypatch, tmp_path, capsys
     for name in ("mlp, 8", "cnn, 8"):
         assert figures[name]["gflops"] == pytest.approx(figures[name]["of_peak"] * figures["peak_gflops"])
     assert "nothing is compared" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_many_leaves_are_compared_with_few(monkeypatch):
-    monkeypatch.setattr(bench_devices, "LEAVES", (3, 6))
-    console = Console(record=True, width=200)
-    figures = bench_devices.many_leaves(2, 8, console)
-    few, many = figures["3 leaves"], figures["6 leaves"]
-    assert few["ratio"] == few["own ratio"] == 1.0
-    assert many["ratio"] == pytest.approx(many["scheduler's thread"] / few["scheduler's thread"])
-    assert many["own ratio"] == pytest.approx(many["after own gradient"] / few["after own gradient"])
-    for of in figures.values():
-        assert of["mean"] * of["per second"] == pytest.approx(1e6)
-        assert 0 < of["after own gradient"] <= of["median"]
-        assert of["scheduler's thread"] > 0
-    assert f"{many['ratio']:.2f}" in console.export_text()
 
 
 @pytest.mark.slow
@@ -150,19 +132,6 @@ def test_commits_of_few_and_of_many_leaves_are_compared_after_the_same_gradient(
     monkeypatch.setattr(bench_devices, "programs_of", recorded)
     bench_devices.many_leaves(1, 1, Console(quiet=True))
     assert measured == [(3, (3,)), (3, (3, 6)), (6, (6,)), (6, (6, 6))]
-
-
-@pytest.mark.slow
-def test_what_is_computed_before_a_commit_does_not_count_as_the_thread_of_the_commit():
-    programs = bench_devices.programs_of({"a": jnp.zeros(12)})
-
-    def before():
-        end = time.thread_time() + 0.25
-        while time.thread_time() < end:
-            pass
-
-    wall, thread = bench_devices._bare(programs, 1, before)
-    assert thread[0] < 0.25 <= wall[0]
 
 
 def test_every_arrival_model_is_timed():

@@ -44,7 +44,7 @@ def test_without_ray_the_benchmark_names_what_to_install(monkeypatch):
         bench_cluster.measure((1000,), 1, 10, Console())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_on_ray_writes_its_figures(tmp_path):
     pytest.importorskip("ray", reason="the cluster engine needs Ray")
     out = tmp_path / "bench.json"
