@@ -177,7 +177,14 @@ def until(process, word, number=0):
     raise AssertionError(f"the driver has ended without {word} {number}")
 
 
-@pytest.mark.parametrize("ending", [None, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param(None, marks=pytest.mark.nightly),
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_driver_leaves_no_process_behind(ending, tmp_path, x64):
     options = {"folder": str(tmp_path), "commits": 40}
     if ending is not None:

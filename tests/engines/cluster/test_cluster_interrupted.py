@@ -84,7 +84,10 @@ def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ringmaster", "downpour", "lsgd-groups", "gem"])
+@pytest.mark.parametrize(
+    "name",
+    ["lsgd-groups", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("ringmaster", "downpour", "gem"))],
+)
 def test_the_law_holds(name, cluster, x64):
     row = ROWS[name]
     make = lambda n: gemjax.ringmaster(0.05, n, threshold=LIMIT)

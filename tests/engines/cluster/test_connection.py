@@ -107,7 +107,8 @@ signal.raise_signal(signal.SIGTERM)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("handler", "expected"), [("own", (0, "handler of SIGTERM\n")), ("default", (-signal.SIGTERM, ""))]
+    ("handler", "expected"),
+    [("own", (0, "handler of SIGTERM\n")), pytest.param("default", (-signal.SIGTERM, ""), marks=pytest.mark.nightly)],
 )
 def test_the_callers_handler_is_called_after_a_cluster_is_closed(handler, expected):
     """The system has the default one after `ray.shutdown`, though Python shows the caller's."""

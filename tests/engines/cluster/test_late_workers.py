@@ -89,7 +89,7 @@ def test_no_run_begins_with_fewer_than_its_least_number(full, monkeypatch):
         assert waited == [3]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_workers_join_when_the_cluster_grows(two_nodes):
     """On Ray: a node with room for two workers, and later another one."""

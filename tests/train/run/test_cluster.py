@@ -78,6 +78,7 @@ def test_a_run_its_report_its_replay_and_its_continuation(tmp_path, capsys, monk
     assert_recorded(folder, 176)
 
 
+@pytest.mark.nightly
 def test_a_central_variable_on_several_hosts_is_saved_in_parts_and_continued_on_others(tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     flags = [*FLAGS, "--central-hosts", "2", "--data-dir", str(tmp_path / "data"), "--keep-checkpoints", "0"]
@@ -122,6 +123,7 @@ def test_a_driver_that_is_killed_or_stopped_leaves_no_process_and_continues_with
     assert kinds.count("commit") == 88 * epochs
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks only to start other programs.
 def test_a_run_joins_a_cluster_and_leaves_it_running(tmp_path, capsys):
     import ray
@@ -144,6 +146,7 @@ def test_a_run_joins_a_cluster_and_leaves_it_running(tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.nightly
 def test_a_host_without_the_data_ends_the_run_with_one_line(tmp_path, monkeypatch, capsys):
     """As on another host, the worker finds no prepared data in the folder of the driver."""
 
@@ -163,6 +166,7 @@ def test_a_host_without_the_data_ends_the_run_with_one_line(tmp_path, monkeypatc
     assert error.count("\n") == 1
 
 
+@pytest.mark.nightly
 def test_the_workers_resources_are_checked_before_a_folder_is_made(tmp_path, capsys):
     flags = [*FLAGS, "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--worker-gpus", "8"]
     assert cli.main(flags) == 2

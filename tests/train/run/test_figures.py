@@ -30,7 +30,8 @@ EDGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "nothing but commits" else pytest.mark.slow) for name in EDGES]
+    "name",
+    [pytest.param(name, marks=() if name in ("one commit", "no loss") else pytest.mark.nightly) for name in EDGES],
 )
 def test_unusual_runs_are_drawn_without_a_warning(name, tmp_path):
     """Warnings are errors, such as those of an empty axis, a logarithm of zero, or a mean of nothing."""
