@@ -28,7 +28,7 @@ from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records.log import RunLog
 from train.task.cluster import policy, ray_cluster, traces
-from train.task.memory import announce, check_memory, may_be_large
+from train.task.memory import announce, check_memory
 from train.task.task import Task, arguments, initial_state, make_task, parameter_shapes, state_shapes
 
 # Longest intervals between two calls of the callback.
@@ -123,8 +123,7 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
         gemjax.cpu_devices(min(_cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
     with warnings_on(console):
         logged = folder.logged(config)
-    if may_be_large(config):
-        check_memory(config, parameter_shapes(config), 0)
+    check_memory(config, parameter_shapes(config))
     task = make_task(config)
     total = task.num_commits
     if folder.finished(total):
@@ -134,7 +133,6 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
         return None
     placement = _placement(config) if config.engine == "devices" else None
     folder.check_writable(config, anew=logged is None)
-    check_memory(config, task.params, total)
     trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)
     announce(config, task.params, task, console, f"; run folder {folder.path}")
     return Prepared(task, logged, placement, scheduled, trace, longer)

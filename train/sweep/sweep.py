@@ -28,7 +28,6 @@ from train.sweep.grid import Cell, Grid
 from train.task.cluster import cluster
 from train.task.data.load import check_name
 from train.task.divergence import MARGIN
-from train.task.memory import check_records, may_be_large
 from train.task.methods import make_method
 from train.task.task import PyTree, Task, make_task, parameter_shapes
 
@@ -100,10 +99,8 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     """
     if folder.is_final:  # Files in a folder that is not final belong to another sweep.
         _known(grid, folder)
-    if may_be_large(grid):
-        _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))
+    _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))
     task = make_task(grid.config(grid.cells[0]))
-    _check_memory(grid, task.params)
     folder.data = task.data_checksum()
     folder.create()
     with alone(folder.path):
@@ -245,7 +242,6 @@ def _check_memory(grid: Grid, params: PyTree) -> None:
     """Raise `MemoryError` if the device cannot hold a single run."""
     for cell in grid.cells:
         check_fits(memory_of_run(grid.config(cell), params), jax.devices()[0])
-        check_records(grid.commits(cell.method), "fewer gradients")
 
 
 def _mean(values: np.ndarray) -> float:

@@ -8,13 +8,11 @@ from gemjax.engines.devices.roster import Roster
 from gemjax.engines.memory import check_fits, readable
 from train.common.console import say
 from train.common.machine import in_its_precision
-from train.config.config import Common, Config
+from train.config.config import Config
 from train.config.parsing import in_flags
 from train.task.cluster import policy
 from train.task.methods import local_steps, make_method
 from train.task.task import PyTree, Task, make_task, parameter_shapes
-
-RECORDS = 160  # Bytes per commit, roughly: its trace, and a history of about twelve columns.
 
 
 @in_its_precision
@@ -34,7 +32,6 @@ def dry_run(config: Config, console: Console) -> None:
     data = "not known before they are prepared"
     if task is not None:
         data = readable(sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data)))
-    commits = 0 if task is None else task.num_commits
     kept = _memory(config, params)
     announce(config, params, task, console)
     parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
@@ -42,18 +39,10 @@ def dry_run(config: Config, console: Console) -> None:
     say(console, f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; {more} come on top")
     if lacking:
         say(console, f"but {in_flags(lacking)}")
-    check_memory(config, params, commits)
+    check_memory(config, params)
 
 
-def may_be_large(options: Common) -> bool:
-    """Return True if the size of the network is chosen, so that its memory must be checked before its parameters are made.
-
-    For others the check would only take time: it traces the network once more.
-    """
-    return options.width > 1 or options.depth is not None
-
-
-def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
+def check_memory(config: Config, params: PyTree) -> None:
     """Check that the kept memory of a run fits; several accelerators that share it are not checked.
 
     Raises:
@@ -66,20 +55,6 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
     elif one and config.engine == "devices":
         advice = "fewer workers, --central host, or a method that keeps fewer copies of the parameters per worker"
         check_fits(_memory(config, params), jax.local_devices()[0], advice)
-    check_records(num_commits, "fewer workers, fewer epochs or larger batches")
-
-
-def check_records(num_commits: int, advice: str) -> None:
-    """Check that trace and history of a run fit into the host's memory, if JAX knows it.
-
-    Raises:
-      MemoryError: if they do not fit; `advice` says what would.
-    """
-    try:
-        host = jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names accelerators alone.
-        return
-    check_fits({"trace and history": RECORDS * num_commits}, host, advice)
 
 
 def _memory(config: Config, params: PyTree) -> dict[str, int]:

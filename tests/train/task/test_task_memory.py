@@ -63,12 +63,12 @@ def test_the_only_accelerator_must_hold_workers_and_central_variable(monkeypatch
     monkeypatch.setattr(jax, "devices", lambda platform=None: cpus if platform == "cpu" else [Gpu()])
     monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
     with pytest.raises(MemoryError, match=r"but gpu:0 has 1 KiB; take fewer workers, --central host, or"):
-        memory.check_memory(Config(), params, 10)
+        memory.check_memory(Config(), params)
     for central in ("host", "dedicated"):
-        memory.check_memory(Config(central=central), params, 10)
-    memory.check_memory(Config(central_devices=2), params, 10)  # On the host.
+        memory.check_memory(Config(central=central), params)
+    memory.check_memory(Config(central_devices=2), params)  # On the host.
     monkeypatch.setattr(jax, "local_devices", lambda: [Gpu(), Gpu()])
-    memory.check_memory(Config(), params, 10)
+    memory.check_memory(Config(), params)
 
 
 def test_gradients_that_wait_for_a_quorum_are_counted(monkeypatch):

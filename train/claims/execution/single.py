@@ -42,7 +42,7 @@ def record(run: PlannedRun, machine: dict[str, Any], tell: Callable[[int], None]
     task = task_of(run.config, machine)
     config = run.config
     total = num_commits(config, len(jax.tree.leaves(task.batches.data)[0]))
-    check_memory(config, task.params_of(config.seed), total)
+    check_memory(config, task.params_of(config.seed))
     task = _begun(run, task)
     trace = cluster(config).trace(total, config.seed)
     watcher = _Watcher(run, task, total, tell)
