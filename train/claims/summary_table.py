@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.claims import gain
 from train.claims.claim import file_name
 from train.common.errors import UsageError
 from train.common.files import write_whole
@@ -53,15 +52,13 @@ class Results:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page and README's picture of the gain to the folder of results and return the exit status."""
+    """Write the page to the folder of results and return the exit status."""
     folder = Path(parse_flags(Results, argv, "python -m train results").results)
     results, path = load(folder), folder / PAGE
     if not results:
         raise UsageError(f"--results {folder} holds no CLAIM.json; give the folder that --out of reproduce named")
     write_whole(path, page(results))
     print(f"wrote {path} (claims: {len(results)})")
-    if (folder / f"{gain.CLAIM}.json").exists():  # Not a smaller scale of it.
-        print(f"wrote {gain.draw_gain(folder)}")
     return 0
 
 

@@ -2,13 +2,11 @@
 
 import json
 import re
-import shutil
 import types
 
 import pytest
 
 from train import cli
-from train.claims import gain
 from train.claims import papers as configs
 from train.claims import summary_table as results_table
 from train.claims.claim import file_name
@@ -99,40 +97,6 @@ def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"wrote {path} (claims: 1)\n")
     assert "**reproduced**" in path.read_text()
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".md"] == ["README.md"]
-
-
-def test_the_command_draws_the_gain_too(tmp_path, capsys):
-    shutil.copy(results_table.RESULTS / f"{gain.CLAIM}.json", tmp_path)
-    assert cli.main(["results", "--results", str(tmp_path)]) == 0
-    assert f"wrote {tmp_path / 'gain.png'}" in capsys.readouterr().out
-    assert (tmp_path / "gain.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("failed", ["seed", "point", "series"])
-def test_the_gain_is_drawn_without_runs_that_failed(tmp_path, failed):
-    result = json.loads((results_table.RESULTS / f"{gain.CLAIM}.json").read_text())
-    rows = [row for row in result["results"] if row["series"] == "GEM"]
-    for row in rows if failed == "series" else rows[:1]:
-        values = row["test_accuracy"]["values"]
-        values[:] = [None, *values[1:]] if failed == "seed" else [None] * len(values)
-    (tmp_path / f"{gain.CLAIM}.json").write_text(json.dumps(result))
-    assert gain.draw_gain(tmp_path).read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_gain_is_not_drawn_of_a_smaller_scale(tmp_path, capsys):
-    result = json.loads((results_table.RESULTS / f"{gain.CLAIM}.json").read_text())
-    small = result | {"scale": "small"}
-    (tmp_path / f"{gain.CLAIM}-small.json").write_text(json.dumps(small))
-    assert cli.main(["results", "--results", str(tmp_path)]) == 0
-    assert "gain.png" not in capsys.readouterr().out
-
-
-def test_readme_tells_the_errors_that_its_picture_shows():
-    result = json.loads((results_table.RESULTS / f"{gain.CLAIM}.json").read_text())
-    at_30 = {row["series"]: 100 * (1 - row["test_accuracy"]["mean"]) for row in result["results"] if row["point"] == 30}
-    readme = (results_table.RESULTS.parents[1] / "README.md").read_text()
-    assert f"reaches {at_30['GEM']:.2f} % test error" in " ".join(readme.split())
-    assert f"plain asynchronous SGD rises to {at_30['DOWNPOUR']:.0f} %" in readme
 
 
 def test_the_numbers_of_readmes_results_are_those_of_the_page():
