@@ -68,13 +68,6 @@ def test_values_that_are_not_finite_are_null(tmp_path, value):
     assert next(eventlog.read(tmp_path / "log.jsonl"))["loss"] is None
 
 
-def test_flushed_events_can_be_read_while_the_log_is_open(tmp_path):
-    with EventLog(tmp_path / "log.jsonl") as log:
-        log.write("start", 0.0)
-        log.flush()
-        assert len(list(eventlog.read(tmp_path / "log.jsonl"))) == 1
-
-
 def test_the_trace_comes_back(tmp_path, trace):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("start", 0.0, num_workers=3, commits=0)
@@ -85,27 +78,14 @@ def test_the_trace_comes_back(tmp_path, trace):
     assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
 
 
-def test_a_continued_log_is_one_log(tmp_path, trace):
-    for start, end in [(0, 5), (5, 12)]:
-        with EventLog(tmp_path / "log.jsonl") as log:
-            log.write("start", trace.time[start - 1] if start else 0.0, num_workers=3, commits=start)
-            write_commits(log, trace, range(start, end))
-    assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
-
-
-def test_a_run_continued_from_an_earlier_commit_replaces_later_ones(tmp_path, trace):
+@pytest.mark.parametrize("reached", [5, 9])
+def test_a_continued_log_is_one_log(tmp_path, trace, reached):
     """The commits between a checkpoint and a crash are made again."""
-    for start, end in [(0, 9), (5, 12)]:
+    for start, end in [(0, reached), (5, 12)]:
         with EventLog(tmp_path / "log.jsonl") as log:
             log.write("start", trace.time[start - 1] if start else 0.0, num_workers=3, commits=start)
             write_commits(log, trace, range(start, end))
     assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
-
-
-def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"event":"start","time":0.0}\n{"event":"commit","ti')
-    assert [event["event"] for event in eventlog.read(path)] == ["start"]
 
 
 def test_a_log_cut_short_by_a_crash_can_be_continued(tmp_path):
@@ -169,10 +149,10 @@ def test_the_log_of_a_run_can_be_read(tmp_path, real_log):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [1e3, 1e5, 1e9])
-def test_the_log_of_a_long_run_can_be_read(tmp_path, after):
+def test_the_log_of_a_long_run_can_be_read(tmp_path):
     """Nine digits of ``began`` were less than microseconds after 1,000 seconds, and the log counted as damaged."""
-    tx, loss = gemjax.asgd(0.1, num_workers=2), lambda params, batch: jnp.sum((params - batch) ** 2)
+    after, tx = 1e9, gemjax.asgd(0.1, num_workers=2)
+    loss = lambda params, batch: jnp.sum((params - batch) ** 2)
     trace = gemjax.Trace(worker=[0, 1], time=[after / 2, after], num_workers=2)
     run = lambda engine, **more: engine(tx, loss, jnp.zeros(2), lambda worker, step: jnp.ones(2), **more)
     before = run(gemjax.simulate, trace=trace)
@@ -201,13 +181,6 @@ def test_a_log_that_begins_later_than_its_run_is_no_trace(tmp_path):
     assert len(list(eventlog.read(tmp_path / "log.jsonl"))) == 2
     with pytest.raises(ValueError, match="it begins after 1 commits"):
         eventlog.trace_of(tmp_path / "log.jsonl", num_workers=1)
-
-
-def test_a_trace_of_too_few_workers_is_refused_by_name(tmp_path, trace):
-    with EventLog(tmp_path / "log.jsonl") as log:
-        write_commits(log, trace, range(12))
-    with pytest.raises(ValueError, match=r"log\.jsonl: its commits are no trace of 2 workers: .*worker 2"):
-        eventlog.trace_of(tmp_path / "log.jsonl", num_workers=2)
 
 
 def test_every_documented_event_can_be_read(tmp_path):

@@ -70,23 +70,6 @@ def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tm
     assert dict(synced)[folder.events.stat().st_ino] == saved["events"]
 
 
-def test_other_data_of_the_same_size_are_refused(folder):
-    config, saved = Config(), {}
-
-    class Checkpoints:
-        def save(self, state, trace, metadata, wait):
-            saved.update(json.loads(json.dumps(metadata)))
-
-    folder.provenance.note(config, 0, "0000abcd")
-    folder.events.unlink()
-    with gemjax.EventLog(folder.events) as log:
-        folder.save_checkpoint(Checkpoints(), None, None, log)
-    folder.provenance.note(config, 5, "0000abcd", saved)
-    said = r"the data of digits are not those that .* was begun with \(their checksum is 00001234, but was 0000abcd\)"
-    with pytest.raises(RecordError, match=said):
-        folder.provenance.note(config, 5, "00001234", saved)
-
-
 def test_another_generator_of_random_numbers_is_refused(folder):
     """As an environment variable chooses it: dropout and augmentation would change in the midst of a run."""
     config = Config()

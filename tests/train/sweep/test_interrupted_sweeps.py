@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 import small_sweeps
 from small_sweeps import arguments, pretend, run
@@ -175,34 +174,6 @@ def test_a_sweep_goes_on_with_its_own_data_only(small, capsys, monkeypatch):
     assert "asgd-2.json cannot be used: it was computed on other data" in capsys.readouterr().err
     assert not folder.file(small.cells[1]).exists()
     assert cli.main(["sweep", "--resume", small.out]) == 0
-
-
-@pytest.mark.usefixtures("undrawn", "pretended")
-def test_a_sweep_goes_on_with_its_own_random_numbers_only(small, capsys):
-    """Its table would compare methods from other initial parameters."""
-    assert cli.main(["sweep", *arguments(small)]) == 0
-    folder = SweepFolder(small.out)
-    folder.file(small.cells[1]).unlink()
-    with jax.default_prng_impl("rbg"):
-        assert cli.main(["sweep", "--resume", small.out]) == 2
-    assert "it was computed with JAX_DEFAULT_PRNG_IMPL=threefry2x32, and now it is rbg" in capsys.readouterr().err
-    assert cli.main(["sweep", "--resume", small.out]) == 0
-
-
-@pytest.mark.usefixtures("undrawn", "pretended")
-def test_another_sweep_that_was_begun_there_while_data_were_prepared_is_refused(small, monkeypatch, capsys):
-    """Its cells were overwritten by those of the second one."""
-    make_task, other = sweep.make_task, dataclasses.replace(small, batch_size=16)
-
-    def meanwhile(config):
-        monkeypatch.setattr(sweep, "make_task", make_task)
-        assert cli.main(["sweep", *arguments(other)]) == 0
-        return make_task(config)
-
-    monkeypatch.setattr(sweep, "make_task", meanwhile)
-    assert cli.main(["sweep", *arguments(small)]) == 2
-    assert "holds another sweep, of --batch-size 16 (not 32)" in capsys.readouterr().err
-    assert Grid.load(SweepFolder(small.out).grid).batch_size == 16
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -155,7 +155,7 @@ def test_a_dry_run_prints_the_budget(capsys, tmp_path):
 # --- Real runs
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_quick_benchmark_shrunk_is_real(monkeypatch, tmp_path):
     design = dataclasses.replace(
         SMALL, gradients=640, rungs=((12, 1 / 4), (2, 1 / 2)), seeds=(0, 1), methods=("asgd", "easgd")
