@@ -19,6 +19,7 @@ from train.common import compilation
 from train.common.files import write_whole
 from train.config.config import Config
 from train.race.race import Race
+from train.report.compare import Compare
 from train.report.replay.replay import Replay
 from train.report.report import ReportFlags
 from train.sweep import sweep
@@ -43,6 +44,7 @@ PARSERS = {
     "results": lambda argv: tyro.cli(results_table.Results, args=argv),
     "report": lambda argv: tyro.cli(ReportFlags, args=argv),
     "replay": lambda argv: tyro.cli(Replay, args=argv),
+    "compare": lambda argv: tyro.cli(Compare, args=argv),
     "bench": lambda argv: tyro.cli(Bench, args=argv),
 }
 
@@ -100,7 +102,9 @@ def test_commands_parse(argv, tmp_path, monkeypatch):
 
 def test_the_page_of_the_command_line_names_flags_that_exist():
     fields = {
-        field.name for kind in (Config, Grid, Benchmark, Reproduce, Bench, Race) for field in dataclasses.fields(kind)
+        field.name
+        for kind in (Config, Grid, Benchmark, Compare, Reproduce, Bench, Race)
+        for field in dataclasses.fields(kind)
     }
     known = {
         "--help",

@@ -54,7 +54,10 @@ WRONG = [
     (["--engine=device"], "--engine must be one of devices, cluster, simulate (did you mean devices?); got 'device'"),
     (["--methd", "gem"], "--methd, gem; did you mean --method?"),
     (["--workers", "many"], "--workers"),
-    (["imagenet"], "'imagenet'; choose one of digits, mnist, race, report, replay, sweep, benchmark, reproduce"),
+    (
+        ["imagenet"],
+        "'imagenet'; choose one of digits, mnist, race, report, replay, compare, sweep, benchmark, reproduce",
+    ),
     (["--workers", "0"], "--workers must be at least 1; got 0"),
     (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),
     (["--method", "easgd", "--strength", "2", "--dry-run"], "easgd: strength"),

@@ -24,6 +24,7 @@ COMMANDS = {
     "race": "train.race.race",
     "report": "train.report.report",
     "replay": "train.report.replay.replay",
+    "compare": "train.report.compare",
     "sweep": "train.sweep.sweep",
     "benchmark": "train.sweep.benchmark.benchmark",
     "reproduce": "train.claims.reproduce",

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from train.common.statistics import Estimate
 from train.sweep.benchmark.outcome import Findings
 from train.sweep.benchmark.settings import BASELINES, FIRST_ONLY, FREE, NAMES, WORDS, Design, Entry, Setting
-from train.sweep.benchmark.statistics import Estimate
 
 HEADER = ("workers", "data", "take", "times sooner than the best synchronous training")
 MOST = 3  # Methods that a row names.

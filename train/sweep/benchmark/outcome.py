@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from train.claims.runs import PlannedRun, RunRecord
+from train.common.statistics import Estimate, Seeds, crossing, estimate, leaders, profile, ratio
 from train.sweep.benchmark.settings import (
     FIRST,
     FREE,
@@ -22,7 +23,6 @@ from train.sweep.benchmark.settings import (
     Entry,
     Setting,
 )
-from train.sweep.benchmark.statistics import Estimate, Seeds, crossing, estimate, leaders, profile, ratio
 from train.task.cluster import mean_period
 
 KEPT = 0.9  # The target, as a share of one worker's accuracy.

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from train.sweep.benchmark.statistics import crossing, estimate, leaders, profile, ratio
+from train.common.statistics import crossing, estimate, leaders, profile, ratio
 
 
 def test_a_curve_that_begins_above_the_target_reaches_it_at_its_first_point():

@@ -1,4 +1,4 @@
-"""Statistics of the benchmark: time to a target, intervals by bootstrap over seeds, ties and profiles. Pure functions."""
+"""Statistics over seeds: time to a target, intervals by bootstrap over seeds, ties and profiles. Pure functions."""
 
 from __future__ import annotations
 
