@@ -93,6 +93,7 @@ def compare(
     paper: Sequence[float],
     *,
     direction: bool,
+    words: str = "",
     scatter: Scatter | None = None,
     runs: int = 3,
     form: str = ".3g",
@@ -106,14 +107,17 @@ def compare(
     Args:
       text: the quantity.
       ours: per point, a value per seed.
-      paper: the published numbers.
+      paper: the published numbers; empty where they are of another setting, so that the direction alone is judged.
       direction: true if our numbers bear out the paper's conclusion without its numbers.
+      words: the direction, for this case.
       scatter: the scatter over seeds; default: that of `ours`.
       runs: number of the paper's runs behind each number.
       form: format of the numbers.
       each: show the value of each seed, not means, as where seeds end at unlike places.
     """
     means = [statistics.fmean(values) for values in ours]
+    if not len(paper):
+        return Statement(f"{text}: {words}" if words else text, direction, numbers(means, form))
     factor = (scatter or Scatter.of(ours)).factor(min(map(len, ours)), runs, len(paper))
     ratios = [mean / published for mean, published in zip(means, paper, strict=True)]
     near = all(1 / factor <= ratio <= factor for ratio in ratios)

@@ -68,13 +68,15 @@ def lines(
     label: str = "",
     styles: Mapping[str, Mapping[str, Any]] | None = None,
     aside: float = 0.0,
+    along: str = "workers",
+    log: bool = True,
 ) -> None:
     """Draw a line per series over its points, with the range over seeds.
 
     Published numbers are grey. A point with seeds that are not finite, or with more than ten times the loss of initial
     parameters, is a cross at the upper edge (the lower edge for accuracies); a hollow point is the mean of its other seeds.
     `label` replaces the names of the series, `styles` their looks. On a logarithmic axis the series lie side by side, each a
-    factor of 1 + `aside` from the next.
+    factor of 1 + `aside` from the next. The horizontal axis is `along`, logarithmic if `log` is set.
     """
     edge = 0.03 if what == "test_accuracy" else 0.97
     factor = 100.0 if what in ("test_accuracy", "test_error") else 1.0
@@ -101,6 +103,12 @@ def lines(
             transform=axes.get_xaxis_transform(),
         )  # fmt: skip
     axes.set_ylabel(WORDS.get(what, what))
+    points_axis(axes, sorted({point for name in styles for point in measured.points(name)}), along, log=log)
+
+
+def level(axes: Axes, points: Sequence[float], value: float, label: str) -> None:
+    """Draw a dotted line at `value` over the points."""
+    axes.plot(points, [value] * len(points), color="0.3", ls=":", lw=1.2, label=label)
 
 
 def _values(measured: Measured, what: str, name: str, point: float) -> tuple[float, ...]:
@@ -138,6 +146,12 @@ def points_axis(axes: Axes, points: Sequence[float], label: str, *, log: bool = 
     """Put the ticks of the horizontal axis at the points."""
     ticks_at(axes, [float(point) for point in points], log=log)
     axes.set_xlabel(label)
+
+
+def means(axes: Axes, x: Any, seeds: np.ndarray, color: Any, **looks: Any) -> None:
+    """Draw the mean over seeds, the rows of `seeds`, in a band of their range."""
+    axes.plot(x, seeds.mean(axis=0), color=color, **looks)
+    band(axes, x, seeds.min(axis=0), seeds.max(axis=0), color)
 
 
 def log_axis(axes: Axes) -> None:
@@ -186,3 +200,9 @@ def curve(
         xlabel=AXES[per],
         ylabel={"train_loss": "training loss"}.get(what, WORDS.get(what, what)),
     )
+
+
+def curves(axes: Axes, measured: Measured, point: float, what: str = "train_loss", **options: Any) -> None:
+    """Draw the curve of each series at a point; `options` are those of :func:`curve` and update the looks of the series."""
+    for series, style in looks(measured).items():
+        curve(axes, measured, series, point, what, **style | options)

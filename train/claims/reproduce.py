@@ -191,7 +191,9 @@ def _published(pool: Pool, known: dict[PlannedRun, RunRecord]) -> str:
 def _make_missing(
     runs: Sequence[PlannedRun], known: dict[PlannedRun, RunRecord], pool: Pool, asked: Reproduce, console: Console
 ) -> None:
-    if missing := sorted((run for run in runs if run not in known), key=costs.gradients, reverse=True):
+    # The longest first; an interrupted claim has whole seeds.
+    order = lambda run: (-costs.gradients(run), run.config.seed)
+    if missing := sorted((run for run in runs if run not in known), key=order):
         if lacking := _lacking(missing, asked):
             raise UsageError(lacking)
         _make(missing, known, pool, asked, console)

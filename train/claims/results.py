@@ -166,11 +166,11 @@ class Measured:
         curves = [record["curve"] for record in self.of(series, point)]
         return np.array(max(curves, key=lambda curve: len(curve["commits"]))["time"], float)
 
-    def diagnostic(self, what: str, series: str, point: float, index: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return fractions of the virtual time, in (0, 1], and a diagnostic there (medians), of the run of seed `index`."""
-        found = self.of(series, point)[index]["diagnostics"][what]
-        times = np.array(found["time"], float)
-        return times / times[-1:], np.array(found["curve"], float)
+    def diagnostics(self, what: str, series: str, point: float) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return per seed fractions of the virtual time, in (0, 1], and a diagnostic there (medians)."""
+        found = [record["diagnostics"][what] for record in self.of(series, point)]
+        curves = [(np.array(one["time"], float), np.array(one["curve"], float)) for one in found]
+        return [(times / times[-1:], values) for times, values in curves]
 
     def steps_per_epoch(self, series: str, point: float) -> int:
         """Return the number of gradients of one worker per epoch of data."""

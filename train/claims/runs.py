@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from train.config.config import BOOKKEEPING, Config
@@ -95,4 +95,33 @@ def over_seeds(
     return [
         PlannedRun(series, point, dataclasses.replace(config, seed=seed), diagnostics, evaluations, pretraining)
         for seed in seeds
+    ]
+
+
+def grid(
+    base: Config,
+    series: Mapping[str, Mapping[str, Any]],
+    workers: Iterable[int],
+    *,
+    epochs: float | None = None,
+    **recorded: Any,
+) -> list[PlannedRun]:
+    """Return a run per series, number of workers and seed.
+
+    Args:
+      base: the configuration that all runs share.
+      series: the fields of each series, by its name.
+      workers: the numbers of workers, which are the points.
+      epochs: of data that all workers share; default: those of the configuration for each worker.
+      **recorded: arguments of :func:`over_seeds`.
+
+    >>> [run.name for run in grid(Config(engine="simulate"), {"GEM": {"method": "gem"}}, (4, 8), seeds=(0,))]
+    ['GEM at 4, seed 0', 'GEM at 8, seed 0']
+    """
+    length = lambda count: base.epochs if epochs is None else epochs / count
+    return [
+        run
+        for name, own in series.items()
+        for count in workers
+        for run in over_seeds(name, dataclasses.replace(base, workers=count, epochs=length(count), **own), **recorded)
     ]

@@ -208,7 +208,6 @@ def test_leaders_are_reported_at_the_rate_that_the_tuning_seed_chose():
     reported = [run for run, _ in found.records if run.config.seed not in claim.tuning]
     assert {(run.series.split(", ")[1], run.config.learning_rate) for run in reported} == set(best.items())
     assert len(reported) == 5 * 7
-    assert [run.config.seed for run in reported] == sorted(run.config.seed for run in reported)
 
 
 def outer(claim, losses, train=0.1, **changes):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import os
 import jax
 import pytest
 from matplotlib import image
+from rich.console import Console
 
 from train import cli
 from train.claims import papers as configs
@@ -208,6 +210,14 @@ def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline
     assert "then more runs" in capsys.readouterr().out
     cli.main(command(tmp_path / "elsewhere", "--dry-run"))
     assert "including runs that depend on these" in capsys.readouterr().out
+
+
+def test_runs_of_one_length_are_made_seed_by_seed(claim, inline, tmp_path):
+    """An interrupted claim has every series with its first seeds."""
+    runs = [*over_seeds("plain", BASE, seeds=(0, 1)), *over_seeds("other", BASE, seeds=(0, 1))]
+    asked = reproduce.Reproduce(("pretended",), work=str(tmp_path))
+    reproduce._make_missing(runs, {}, asked.pool(claim), asked, Console(file=io.StringIO()))
+    assert inline.made == ["plain at 2, seed 0", "other at 2, seed 0", "plain at 2, seed 1", "other at 2, seed 1"]
 
 
 def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path, capsys):

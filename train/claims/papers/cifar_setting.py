@@ -6,9 +6,8 @@ Epochs count the data of all workers together, as in the papers: with more worke
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from train.config.config import Config, Method
+from train.config.config import Config
 
 CIFAR10 = Config(dataset="cifar10", engine="simulate", model="resnet20", batch_size=128, augment=True)
 SMALL = Config(
@@ -22,11 +21,6 @@ POOLED_NETWORK = "two pooled convolutions without normalisation on CIFAR-10 (JPE
 SMALL_COMMITS = 50_000 // 32  # Commits per epoch of data.
 DIGITS = Config(dataset="digits", engine="simulate", batch_size=32)
 GUESS = 0.1  # The accuracy of guessing among ten classes, which also counts for a failed run.
-
-
-def shared(base: Config, method: Method, workers: int, epochs: float, **changes: Any) -> Config:
-    """Return `base` with that many workers, which share `epochs` epochs of data."""
-    return dataclasses.replace(base, method=method, workers=workers, epochs=epochs / workers, **changes)
 
 
 def percent(values: Sequence[float], form: str = ".2f") -> str:

@@ -28,23 +28,24 @@ Deviations:
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from train.claims.claim import Claim, Scatter, Statement, compare
-from train.claims.papers.cifar_setting import CIFAR10, DIGITS, GUESS, SMALL_COMMITS, TINY, TINY_NETWORK, percent, shared
-from train.claims.runs import PlannedRun, over_seeds
-from train.config.config import Config, Method
+from train.claims.papers.cifar_setting import CIFAR10, DIGITS, GUESS, SMALL_COMMITS, TINY, TINY_NETWORK, percent
+from train.claims.runs import PlannedRun, grid
+from train.config.config import Config
 
-METHODS: dict[str, Method] = {
-    "DANA-DC": "dana_dc",
-    "DANA-Slim": "dana_slim",
-    "DC-ASGD": "dc_momentum_asgd",
-    "NAG-ASGD": "nag_asgd",
-    "Multi-ASGD": "multi_asgd",
-    "ASGD": "asgd",
-    "LWP": "lwp",
-    "YellowFin": "yellowfin",
-    "DANA-Zero": "dana_zero",
+METHODS: dict[str, dict[str, Any]] = {
+    "DANA-DC": {"method": "dana_dc"},
+    "DANA-Slim": {"method": "dana_slim"},
+    "DC-ASGD": {"method": "dc_momentum_asgd"},
+    "NAG-ASGD": {"method": "nag_asgd"},
+    "Multi-ASGD": {"method": "multi_asgd"},
+    "ASGD": {"method": "asgd"},
+    "LWP": {"method": "lwp"},
+    "YellowFin": {"method": "yellowfin", "learning_rate": 1.0},
+    "DANA-Zero": {"method": "dana_zero"},
 }
 OURS = ("DANA-DC", "DANA-Slim")
 OTHERS = ("NAG-ASGD", "Multi-ASGD", "DC-ASGD")
@@ -68,19 +69,17 @@ PAPER = {
 }
 
 
-def runs(base: Config, epochs: float, workers, seeds, without: str, **changes) -> list[PlannedRun]:
-    """Return one worker and every method with each number of `workers`, which share `epochs`, seed by seed.
+def runs(base: Config, epochs: float, workers, seeds, without: str) -> list[PlannedRun]:
+    """Return one worker and every method with each number of `workers`, which share `epochs`.
 
     The runs with `GAP_AT` workers record the gap; the series `without` is omitted.
     """
-    one = shared(base, "nag_asgd", 1, epochs, **changes)
-    rows = over_seeds(BASELINE, one, seeds=seeds)
-    for series, method in METHODS.items():
+    rows = grid(base, {BASELINE: {"method": "nag_asgd"}}, (1,), epochs=epochs, seeds=seeds)
+    for series, own in METHODS.items():
         for count in () if series == without else workers:
-            own: dict[str, Any] = changes | {"learning_rate": 1.0} if method == "yellowfin" else changes
-            config = shared(base, method, count, epochs, **own)
-            rows += over_seeds(series, config, seeds=seeds, diagnostics=GAPS if count == GAP_AT else ())
-    return sorted(rows, key=lambda run: run.config.seed)  # An interrupted claim has whole seeds.
+            gaps = GAPS if count == GAP_AT else ()
+            rows += grid(base, {series: own}, (count,), epochs=epochs, seeds=seeds, diagnostics=gaps)
+    return rows
 
 
 def judge(measured) -> list[Statement]:
@@ -92,18 +91,19 @@ def judge(measured) -> list[Statement]:
     learns = min(one) > CHANCE and all(reached(OURS[0], n).mean > CHANCE for n in points)
     table = PAPER["test_accuracy"]
     known = [n for n in points if n in table[OURS[0]]]
-    kept = [
+    shares = [
         [own / alone if learns else math.nan for own, alone in zip(reached(OURS[0], n).values, one, strict=True)]
         for n in known
     ]
     shown = lambda series: percent([reached(series, n).mean for n in points])
-    words = ", ".join(f"{n:g}" for n in known)
+    every = lambda *names: "; ".join(f"{series} {shown(series)}" for series in names)
     return [
         compare(
-            f"share of one worker's accuracy that DANA-DC keeps with {words} workers",
-            kept,
+            f"share of one worker's accuracy that DANA-DC keeps with {', '.join(f'{n:g}' for n in known)} workers",
+            shares,
             [table[OURS[0]][n] / table[BASELINE][1] for n in known],
-            direction=learns and all(sum(kept[k]) / len(one) > 0.97 for k, n in enumerate(known) if n <= MANY),
+            direction=learns
+            and all(sum(own) / len(one) > 0.97 for own, n in zip(shares, known, strict=True) if n <= MANY),
             scatter=None if learns else Scatter(0.0, 1),
             runs=5,
             form=".3f",
@@ -111,7 +111,7 @@ def judge(measured) -> list[Statement]:
         Statement(
             f"NAG-ASGD, Multi-ASGD and DC-ASGD fail with {most:g} workers: ten points or more below DANA-DC",
             learns and all(ahead(OURS[0], series, most, 0.1) for series in OTHERS),
-            "; ".join(f"{series} {shown(series)}" for series in OTHERS) + f"; DANA-DC {shown(OURS[0])}",
+            every(*OTHERS, OURS[0]),
             "; ".join(f"{series} {percent([*table[series].values()])}, then fails" for series in OTHERS),
         ),
         Statement(
@@ -119,7 +119,7 @@ def judge(measured) -> list[Statement]:
             learns
             and not any(ahead(series, OURS[0], n) for series in momenta for n in points)
             and all(ahead(OURS[0], series, n) for series in momenta for n in points if n >= MANY),
-            "; ".join(f"{series} {shown(series)}" for series in (*OURS, *momenta)),
+            every(*OURS, *momenta),
             f"DANA-DC {percent([*table[OURS[0]].values()])}, first everywhere",
         ),
     ]
@@ -128,30 +128,30 @@ def judge(measured) -> list[Statement]:
 def draw(figure, measured, plots) -> list:
     axes = figure.subplots()
     series = [name for name in measured.series if name != BASELINE]
-    points = measured.points(series[0])
     plots.lines(axes, measured, "test_accuracy", PAPER["test_accuracy"], series, aside=0.02)
-    one = 100 * measured.mean("test_accuracy", BASELINE, 1)
-    axes.plot(points, [one] * len(points), color="0.3", ls=":", lw=1.2, label=BASELINE)
-    plots.points_axis(axes, points, "workers")
+    plots.level(axes, measured.points(series[0]), 100 * measured.mean("test_accuracy", BASELINE, 1), BASELINE)
     axes.set_title("Methods are shifted sideways")
     return [axes]
 
 
-FULL: dict[str, Any] = {"warmup_epochs": 5.0, "decay_epochs": (80.0, 120.0), "weight_decay": 1e-4}
+FULL = replace(CIFAR10, learning_rate=0.1, warmup_epochs=5.0, decay_epochs=(80.0, 120.0), weight_decay=1e-4)
 EPOCHS = 62_560 / SMALL_COMMITS
-SHORT: dict[str, Any] = {
-    "warmup_epochs": 1_955 / SMALL_COMMITS,
-    "decay_epochs": (EPOCHS / 2, 3 * EPOCHS / 4),
-    "weight_decay": 1e-4,
-}
+SHORT = replace(
+    TINY,
+    learning_rate=0.1,
+    warmup_epochs=1_955 / SMALL_COMMITS,
+    decay_epochs=(EPOCHS / 2, 3 * EPOCHS / 4),
+    weight_decay=1e-4,
+)
+TEST = replace(DIGITS, learning_rate=0.01, warmup_epochs=1.0)
 CLAIM = Claim(
     name="dana_accuracy",
     title="DANA keeps one worker's accuracy where other asynchronous momenta fail",
     source="Hakimi et al., 2019, ResNet-20 on CIFAR-10",
     runs={
-        "full": runs(CIFAR10, 160.0, WORKERS, range(5), "DANA-Zero", learning_rate=0.1, **FULL),
-        "cpu": runs(TINY, EPOCHS, FEWER, range(3), "YellowFin", learning_rate=0.1, **SHORT),
-        "small": runs(DIGITS, 10.0, FEWER, (0,), "DANA-Zero", learning_rate=0.01, warmup_epochs=1.0),
+        "full": runs(FULL, 160.0, WORKERS, range(5), "DANA-Zero"),
+        "cpu": runs(SHORT, EPOCHS, FEWER, range(3), "YellowFin"),
+        "small": runs(TEST, 10.0, FEWER, (0,), "DANA-Zero"),
     },
     judge=judge,
     draw=draw,

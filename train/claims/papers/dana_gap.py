@@ -31,23 +31,23 @@ import numpy as np
 
 from train.claims.claim import Claim, Statement, numbers
 from train.claims.papers import dana_accuracy
-from train.claims.papers.cifar_setting import CIFAR10, DIGITS, TINY, TINY_NETWORK
+from train.claims.papers.cifar_setting import TINY_NETWORK
 from train.claims.runs import PlannedRun
 from train.config.config import Config
 
 PLAIN, MOMENTUM, ZERO = "ASGD", "NAG-ASGD", "DANA-Zero"
-SERIES = (PLAIN, MOMENTUM, "Multi-ASGD", "LWP", "DANA-Slim")
+SERIES = (PLAIN, MOMENTUM, "Multi-ASGD", "LWP", "DANA-Slim", ZERO)
 AT, GAPS = dana_accuracy.GAP_AT, dana_accuracy.GAPS
 
 
-def _runs(base: Config, epochs: float, seeds, fewer: tuple[int, ...] = (), **changes) -> list[PlannedRun]:
+def _runs(base: Config, epochs: float, seeds, fewer: tuple[int, ...] = ()) -> list[PlannedRun]:
     """Return the runs with `AT` workers, and those of the methods without a remedy with `fewer` workers."""
-    rows = dana_accuracy.runs(base, epochs, (*fewer, AT), seeds, "YellowFin", **changes)
-    kept = {AT: (*SERIES, ZERO)} | dict.fromkeys(fewer, (MOMENTUM, PLAIN))
+    rows = dana_accuracy.runs(base, epochs, (*fewer, AT), seeds, "YellowFin")
+    read = {AT: SERIES} | dict.fromkeys(fewer, (MOMENTUM, PLAIN))
     shown = [
-        dataclasses.replace(run, diagnostics=GAPS) for run in rows if run.series in kept.get(run.config.workers, ())
+        dataclasses.replace(run, diagnostics=GAPS) for run in rows if run.series in read.get(run.config.workers, ())
     ]
-    return sorted(shown, key=lambda run: (run.config.seed, (*SERIES, ZERO).index(run.series)))
+    return sorted(shown, key=lambda run: SERIES.index(run.series))
 
 
 def judge(measured) -> list[Statement]:
@@ -92,8 +92,7 @@ def _at_full_rate(measured, what: str, series: str, workers: float) -> list[floa
     epochs = config.workers * config.epochs
     begin, end = config.warmup_epochs / epochs, min((epochs, *config.decay_epochs)) / epochs
     medians = []
-    for index in range(len(measured.of(series, workers))):
-        part, values = measured.diagnostic(what, series, workers, index)
+    for part, values in measured.diagnostics(what, series, workers):
         values = values[(begin < part) & (part <= end)]
         medians.append(float(np.median(values)) if len(values) else math.nan)
     return medians
@@ -102,14 +101,12 @@ def _at_full_rate(measured, what: str, series: str, workers: float) -> list[floa
 def draw(figure, measured, plots) -> list:
     left, right = figure.subplots(1, 2)
     for series, style in plots.looks(measured).items():
-        seeds = [measured.diagnostic("gap", series, AT, index) for index in range(len(measured.of(series, AT)))]
-        seeds = [one for one in seeds if len(one[0])]  # The others failed at once.
+        seeds = [one for one in measured.diagnostics("gap", series, AT) if len(one[0])]  # The others failed at once.
         line = {"color": style["color"], "ls": style["ls"]}
         if seeds:
             part = seeds[0][0]
             gaps = np.array([np.interp(part, own, curve) for own, curve in seeds])
-            left.plot(part, gaps.mean(axis=0), lw=1.3, label=series, **line)
-            plots.band(left, part, gaps.min(axis=0), gaps.max(axis=0), style["color"])
+            plots.means(left, part, gaps, lw=1.3, label=series, **line)
         plots.curve(right, measured, series, AT, per="epoch", **line)
     left.set(xlabel="part of the run", ylabel="gap (RMS)")
     left.set_yscale("log")
@@ -122,9 +119,9 @@ CLAIM = Claim(
     title="DANA's look-ahead closes the gap that momentum opens",
     source="Hakimi et al., 2019, gap against time",
     runs={
-        "full": _runs(CIFAR10, 160.0, range(5), learning_rate=0.1, **dana_accuracy.FULL),
-        "cpu": _runs(TINY, dana_accuracy.EPOCHS, range(3), (4,), learning_rate=0.1, **dana_accuracy.SHORT),
-        "small": _runs(DIGITS, 10.0, (0,), learning_rate=0.01, warmup_epochs=1.0),
+        "full": _runs(dana_accuracy.FULL, 160.0, range(5)),
+        "cpu": _runs(dana_accuracy.SHORT, dana_accuracy.EPOCHS, range(3), (4,)),
+        "small": _runs(dana_accuracy.TEST, 10.0, (0,)),
     },
     judge=judge,
     draw=draw,

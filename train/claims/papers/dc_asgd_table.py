@@ -30,73 +30,77 @@ Deviations:
   4. The first compensation of a worker is against the initial parameters (the authors' code: against zero).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from train.claims.claim import Claim, Statement
-from train.claims.papers.cifar_setting import CIFAR10, DIGITS, SMALL, SMALL_COMMITS, SMALL_NETWORK, percent, shared
-from train.claims.runs import PlannedRun, over_seeds
-from train.config.config import Config
+from train.claims.papers.cifar_setting import CIFAR10, DIGITS, SMALL, SMALL_COMMITS, SMALL_NETWORK, percent
+from train.claims.runs import PlannedRun, grid
 
 ONE = "SGD, one worker"
 WORKERS = (4, 8)
-SERIES: dict[str, dict[str, Any]] = {
-    "ASGD": {"method": "asgd"},
-    "DC-ASGD-c": {"method": "dc_asgd", "variant": "constant", "strength": 0.04},
-    "DC-ASGD-a": {"method": "dc_asgd", "variant": "adaptive", "strength": 2.0},
-}
-STRONGER, TUNED = "DC-ASGD-a, λ = 6", "DC-ASGD-c, tuned λ"
+
+
+def _compensated(strength: float, variant: str = "constant") -> dict[str, Any]:
+    return {"method": "dc_asgd", "variant": variant, "strength": strength}
+
+
+PLAIN, CONSTANT, ADAPTIVE, STRONGER, TUNED = (
+    "ASGD",
+    "DC-ASGD-c",
+    "DC-ASGD-a",
+    "DC-ASGD-a, λ = 6",
+    "DC-ASGD-c, tuned λ",
+)
+SERIES = {PLAIN: {"method": "asgd"}, CONSTANT: _compensated(0.04), ADAPTIVE: _compensated(2.0, "adaptive")}
 LOOKS = {  # Light: a constant λ; dark: an adaptive one.
-    "DC-ASGD-c": {"color": "#d48bc8", "ls": ":"},
+    CONSTANT: {"color": "#d48bc8", "ls": ":"},
     TUNED: {"color": "#d48bc8", "ls": "-"},
-    "DC-ASGD-a": {"color": "#7a1f6b", "ls": "-"},
+    ADAPTIVE: {"color": "#7a1f6b", "ls": "-"},
     STRONGER: {"color": "#7a1f6b", "ls": ":"},
 }
-CHOICES = (4.0, 40.0, 400.0)
+CHOICES = {strength: f"{TUNED}: {strength:g}" for strength in (4.0, 40.0, 400.0)}
 TUNING_SEED = 100
+SEEDS = range(10)
 # High: SGD, and ASGD and DC-ASGD-a with 4 workers (two sources). Medium: the others, from memory.
 PAPER = {
     "test_error": {
         ONE: {1: 0.0865},
-        "ASGD": {4: 0.0927, 8: 0.1026},
-        "DC-ASGD-c": {4: 0.0867, 8: 0.0927},
-        "DC-ASGD-a": {4: 0.0819, 8: 0.0857},
+        PLAIN: {4: 0.0927, 8: 0.1026},
+        CONSTANT: {4: 0.0867, 8: 0.0927},
+        ADAPTIVE: {4: 0.0819, 8: 0.0857},
     }
 }
+EPOCHS = 8_000 / SMALL_COMMITS
+LONG = replace(CIFAR10, learning_rate=0.5, decay_epochs=(80.0, 120.0), weight_decay=1e-4)
+SHORT = replace(SMALL, learning_rate=0.5, decay_epochs=(EPOCHS / 2, 3 * EPOCHS / 4), weight_decay=1e-4)
 
 
-def _runs(base: Config, epochs: float, seeds, **changes) -> list[PlannedRun]:
-    rows = over_seeds(ONE, shared(base, "asgd", 1, epochs, **changes), seeds=seeds)
-    for series, own in SERIES.items():
-        for workers in WORKERS:
-            rows += over_seeds(series, shared(base, workers=workers, epochs=epochs, **own, **changes), seeds=seeds)
-    return rows
+def _runs(base, epochs: float, seeds) -> list[PlannedRun]:
+    one = grid(base, {ONE: {"method": "asgd"}}, (1,), epochs=epochs, seeds=seeds)
+    return one + grid(base, SERIES, WORKERS, epochs=epochs, seeds=seeds)
 
 
-def _small_runs() -> list[PlannedRun]:
+def _reduced_runs() -> list[PlannedRun]:
     """Return the runs at scale `cpu` that depend on no others."""
-    rows = _runs(SMALL, EPOCHS, SEEDS, **SHORT)
-    for workers in WORKERS:
-        rows += over_seeds(STRONGER, _compensated(workers, 6.0, "adaptive"), seeds=SEEDS)
-        for strength in CHOICES:
-            config = _compensated(workers, strength)
-            rows += over_seeds(f"{TUNED}: {strength:g}", config, seeds=(TUNING_SEED,))
-    return sorted(rows, key=lambda run: run.config.seed)  # An interrupted claim has whole seeds.
-
-
-def _compensated(workers: int, strength: float, variant: str = "constant") -> Config:
-    own: dict[str, Any] = {"variant": variant, "strength": strength}
-    return shared(SMALL, "dc_asgd", workers, EPOCHS, **own, **SHORT)
+    stronger, tried = (
+        {STRONGER: _compensated(6.0, "adaptive")},
+        {name: _compensated(one) for one, name in CHOICES.items()},
+    )
+    rows = _runs(SHORT, EPOCHS, SEEDS) + grid(SHORT, stronger, WORKERS, epochs=EPOCHS, seeds=SEEDS)
+    return rows + grid(SHORT, tried, WORKERS, epochs=EPOCHS, seeds=(TUNING_SEED,))
 
 
 def _best(measured, workers: int) -> float:
     """Return the λ with the lowest test error of the tuning seed."""
-    return max(CHOICES, key=lambda strength: measured.mean("test_accuracy", f"{TUNED}: {strength:g}", workers))
+    return max(CHOICES, key=lambda strength: measured.mean("test_accuracy", CHOICES[strength], workers))
 
 
 def then(measured) -> list[PlannedRun]:
     if measured.scale != "cpu":
         return []
-    return [run for n in WORKERS for run in over_seeds(TUNED, _compensated(n, _best(measured, n)), seeds=SEEDS)]
+    best = {n: {TUNED: _compensated(_best(measured, n))} for n in WORKERS}
+    return [run for n, series in best.items() for run in grid(SHORT, series, (n,), epochs=EPOCHS, seeds=SEEDS)]
 
 
 def judge(measured) -> list[Statement]:
@@ -106,34 +110,34 @@ def judge(measured) -> list[Statement]:
     shown = {series: f"{percent(values)}, SGD {percent([one])}" for series, values in errors.items()}
     if TUNED in rows:
         chosen = " / ".join(f"{_best(measured, n):g}" for n in WORKERS)
-        shown["DC-ASGD-c"] += f"; with λ = {chosen}, tuned: {percent(errors[TUNED])}"
-        shown["DC-ASGD-a"] += f"; with λ = 6: {percent(errors[STRONGER])}"
+        shown[CONSTANT] += f"; with λ = {chosen}, tuned: {percent(errors[TUNED])}"
+        shown[ADAPTIVE] += f"; with λ = 6: {percent(errors[STRONGER])}"
     paper = {series: percent([*values.values()]) for series, values in PAPER["test_error"].items()}
 
     def lower(series: str, other: str) -> bool:
         """Return True if `series` has the lower test error with 4 and 8 workers, beyond the scatter over seeds."""
-        at = lambda name, n: 1 if name == ONE else n
-        return all(measured.exceeds("test_accuracy", (series, at(series, n)), (other, at(other, n))) for n in WORKERS)
+        at = lambda name, n: (name, 1 if name == ONE else n)
+        return all(measured.exceeds("test_accuracy", at(series, n), at(other, n)) for n in WORKERS)
 
+    halved = all(b - a > 0.5 * (b - one) > 0 for a, b in zip(errors[CONSTANT], errors[PLAIN], strict=True))
     return [
         Statement(
             "asynchronous SGD ends with a larger test error than one worker, the larger with more of them",
-            lower(ONE, "ASGD") and measured.exceeds("test_accuracy", ("ASGD", 4), ("ASGD", 8)),
-            shown["ASGD"],
-            f"{paper['ASGD']}, SGD {paper[ONE]}",
+            lower(ONE, PLAIN) and measured.exceeds("test_accuracy", (PLAIN, 4), (PLAIN, 8)),
+            shown[PLAIN],
+            f"{paper[PLAIN]}, SGD {paper[ONE]}",
         ),
         Statement(
             "a constant λ of 0.04 takes back more than half of that",
-            lower("DC-ASGD-c", "ASGD")
-            and all(b - a > 0.5 * (b - one) > 0 for a, b in zip(errors["DC-ASGD-c"], errors["ASGD"], strict=True)),
-            shown["DC-ASGD-c"],
-            paper["DC-ASGD-c"],
+            lower(CONSTANT, PLAIN) and halved,
+            shown[CONSTANT],
+            paper[CONSTANT],
         ),
         Statement(
             "an adaptive λ of 2 makes the error smaller than a constant one does, and no larger than that of one worker",
-            lower("DC-ASGD-a", "DC-ASGD-c") and not lower(ONE, "DC-ASGD-a"),
-            shown["DC-ASGD-a"],
-            paper["DC-ASGD-a"],
+            lower(ADAPTIVE, CONSTANT) and not lower(ONE, ADAPTIVE),
+            shown[ADAPTIVE],
+            paper[ADAPTIVE],
         ),
     ]
 
@@ -144,30 +148,20 @@ def draw(figure, measured, plots) -> list:
     found = measured.where(lambda run: run.series in shown)
     styles = plots.looks(found)
     styles = {series: styles[series] | LOOKS.get(series, {}) for series in shown}
-    plots.lines(axes, found, "test_error", PAPER["test_error"], shown, styles=styles, aside=0.02)
-    plots.points_axis(axes, WORKERS, "workers")
-    one = 100 * (1 - measured.mean("test_accuracy", ONE, 1))
-    axes.plot(WORKERS, [one] * len(WORKERS), color="0.3", ls=":", lw=1.2, label=ONE)
+    plots.lines(axes, found, "test_error", PAPER["test_error"], styles=styles, aside=0.02)
+    plots.level(axes, WORKERS, 100 * (1 - measured.mean("test_accuracy", ONE, 1)), ONE)
     axes.set_title("Methods are shifted sideways. Cross: a seed failed; hollow: the mean of the others")
     return [axes]
 
 
-SEEDS = range(10)
-LONG: dict[str, Any] = {"learning_rate": 0.5, "decay_epochs": (80.0, 120.0), "weight_decay": 1e-4}
-EPOCHS = 8_000 / SMALL_COMMITS
-SHORT: dict[str, Any] = {
-    "learning_rate": 0.5,
-    "decay_epochs": (EPOCHS / 2, 3 * EPOCHS / 4),
-    "weight_decay": 1e-4,
-}
 CLAIM = Claim(
     name="dc_asgd_table",
     title="Delay compensation wins back what staleness costs",
     source="Zheng et al., 2017, table on CIFAR-10",
     runs={
-        "full": _runs(CIFAR10, 160.0, range(3), **LONG),
-        "cpu": _small_runs(),
-        "small": _runs(DIGITS, 10.0, (0,), learning_rate=0.15),
+        "full": _runs(LONG, 160.0, range(3)),
+        "cpu": _reduced_runs(),
+        "small": _runs(replace(DIGITS, learning_rate=0.15), 10.0, (0,)),
     },
     judge=judge,
     draw=draw,

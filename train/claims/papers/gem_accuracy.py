@@ -20,22 +20,20 @@ Deviations:
   1. Those of figure 1.
 """
 
+import dataclasses
 from typing import Any
 
 from train.claims.claim import Claim, Statement, numbers
-from train.claims.papers.gem_setting import digits, mnist
-from train.claims.runs import PlannedRun, over_seeds
+from train.claims.papers.gem_setting import DIGITS, MNIST
+from train.claims.runs import PlannedRun, grid
 
 PLAIN = "as published"
 PUBLISHED = 0.9938
 
 
-def _runs(make, workers: int, changes: dict[str, dict[str, Any]], **shared: Any) -> list[PlannedRun]:
-    return [
-        run
-        for series, own in changes.items()
-        for run in over_seeds(series, make("gem", workers, **shared, **own), seeds=(0,), evaluations=20)
-    ]
+def _runs(base, workers: int, changes: dict[str, dict[str, Any]]) -> list[PlannedRun]:
+    base, series = dataclasses.replace(base, method="gem"), {PLAIN: {}} | changes
+    return grid(base, series, (workers,), seeds=(0,), evaluations=20)
 
 
 def judge(measured) -> list[Statement]:
@@ -59,9 +57,8 @@ def _last(measured, series: str, workers: float) -> float:
 def draw(figure, measured, plots) -> list:
     left, right = figure.subplots(1, 2)
     (workers,) = measured.points(PLAIN)
-    for series, style in plots.looks(measured).items():
-        plots.curve(left, measured, series, workers, **style | {"marker": ""})
-        plots.curve(right, measured, series, workers, "test_accuracy", kind="evaluations", **style | {"ms": 3.5})
+    plots.curves(left, measured, workers, marker="")
+    plots.curves(right, measured, workers, "test_accuracy", kind="evaluations", ms=3.5)
     plots.log_axis(left)
     if measured.full:
         right.set_ylim(98.0, 99.6)
@@ -71,24 +68,14 @@ def draw(figure, measured, plots) -> list:
     return [left, right]
 
 
+KAPPA = {"κ = 2": {"kappa": 2.0}}
 CLAIM = Claim(
     name="gem_accuracy",
     title="Neither dropout, nor the proxy, nor a lower rate at the end explains the published 99.38 %",
     source="GEM, figure 2",
     runs={
-        "full": _runs(
-            mnist,
-            100,
-            {
-                PLAIN: {},
-                "no dropout": {"dropout": 0.0},
-                "κ = 2": {"kappa": 2.0},
-                "rate / 10": {"decay_epochs": (90.0,)},
-            },
-        ),
-        "small": _runs(
-            digits, 16, {PLAIN: {}, "κ = 2": {"kappa": 2.0}, "rate / 10": {"decay_epochs": (28.0,)}}, epochs=2.0
-        ),
+        "full": _runs(MNIST, 100, {"no dropout": {"dropout": 0.0}, **KAPPA, "rate / 10": {"decay_epochs": (90.0,)}}),
+        "small": _runs(dataclasses.replace(DIGITS, epochs=2.0), 16, KAPPA | {"rate / 10": {"decay_epochs": (28.0,)}}),
     },
     judge=judge,
     draw=draw,

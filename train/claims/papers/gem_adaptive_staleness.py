@@ -26,25 +26,19 @@ import numpy as np
 
 from train.claims.claim import Claim, Statement, numbers
 from train.claims.papers.gem_figure_1 import PAPER as FIGURE_1
-from train.claims.papers.gem_setting import curve, digits, mnist
-from train.claims.runs import PlannedRun, over_seeds
+from train.claims.papers.gem_setting import DIGITS, MNIST, curve
+from train.claims.runs import PlannedRun, grid
 
 PUBLISHED = FIGURE_1["train_loss"]["adaptive staleness"]
-WORKERS = (5, 10, 30)
 LEVEL = 1.0
 RATES = {f"η = {rate:g}": rate for rate in (0.05, 0.025, 0.01)}
 
 
-def _runs(make, rates, workers) -> list[PlannedRun]:
+def _runs(base, rates, workers) -> list[PlannedRun]:
     """Return runs with rates divided by τ + 1, and with the last one divided by τ."""
-    series = {f"η = {rate:g}": ("dynsgd", rate) for rate in rates}
-    series[f"η = {rates[-1]:g}, over τ"] = "staleness_aware", rates[-1]
-    return [
-        run
-        for name, (method, rate) in series.items()
-        for count in workers
-        for run in over_seeds(name, make(method, count, learning_rate=rate), seeds=(0,))
-    ]
+    series = {f"η = {rate:g}": {"method": "dynsgd", "learning_rate": rate} for rate in rates}
+    series[f"η = {rates[-1]:g}, over τ"] = {"method": "staleness_aware", "learning_rate": rates[-1]}
+    return grid(base, series, workers, seeds=(0,))
 
 
 def reached(steps: np.ndarray, losses: np.ndarray) -> float:
@@ -72,14 +66,12 @@ def judge(measured) -> list[Statement]:
     published = [reached(*curve("1c", n)) for n in points]
     rates = [_rate(where, [commits[series][index] for series in RATES]) for index, where in enumerate(published)]
     until = f"commits per worker until the loss is below {LEVEL:g}, {at}"
+    effective = f"effective rate of the published runs, by these commits, {at}"
+    ends = numbers([PUBLISHED[n] for n in points], ".2g")
     return [
         Statement(until, "", shown(commits, ".0f"), numbers(published, ".0f")),
-        Statement(
-            f"effective rate of the published runs, by these commits, {at}", "", numbers(rates, ".2g"), "0.05 (stated)"
-        ),
-        Statement(
-            f"final training loss, {at}", "", shown(final, ".2g"), numbers([PUBLISHED[n] for n in points], ".2g")
-        ),
+        Statement(effective, "", numbers(rates, ".2g"), "0.05 (stated)"),
+        Statement(f"final training loss, {at}", "", shown(final, ".2g"), ends),
     ]
 
 
@@ -95,8 +87,7 @@ def draw(figure, measured, plots) -> list:
     for axes, workers in zip(columns, (points[0], points[-1]), strict=True):
         if measured.full:
             axes.plot(*curve("1c", workers), label="paper", **plots.PAPER)
-        for series, style in plots.looks(measured).items():
-            plots.curve(axes, measured, series, workers, **style | {"marker": "", "ls": "-"})
+        plots.curves(axes, measured, workers, marker="", ls="-")
         plots.log_axis(axes)
         axes.set_title(f"{workers:g} workers")
     return [*columns]
@@ -107,8 +98,8 @@ CLAIM = Claim(
     title="The published curves of adaptive staleness are those of a rate near 0.01, not 0.05",
     source="GEM, figure 1",
     runs={
-        "full": _runs(mnist, tuple(RATES.values()), WORKERS),
-        "small": _runs(digits, (0.1, 0.02), (4, 16)),
+        "full": _runs(MNIST, tuple(RATES.values()), (5, 10, 30)),
+        "small": _runs(DIGITS, (0.1, 0.02), (4, 16)),
     },
     judge=judge,
     draw=draw,

@@ -26,91 +26,79 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 
 from train.claims.claim import Claim, Scatter, Statement, compare, numbers
-from train.claims.papers.gem_setting import at_end, curve, digits, mnist
-from train.claims.runs import PlannedRun, over_seeds
+from train.claims.papers.gem_setting import DIGITS, MNIST, at_end, curve
+from train.claims.runs import PlannedRun, grid
 
-METHODS = {"GEM": "gem", "DOWNPOUR": "asgd", "adaptive staleness": "dynsgd"}
+GEM, PLAIN, DAMPED = SERIES = ("GEM", "DOWNPOUR", "adaptive staleness")
 WORKERS = (5, 10, 20, 30)
-SMALL = (2, 8, 16)
-PAPER = {"train_loss": {series: dict(zip(WORKERS, curve("1d", series)[1].tolist(), strict=True)) for series in METHODS}}
+PAPER = {"train_loss": {series: dict(zip(WORKERS, curve("1d", series)[1].tolist(), strict=True)) for series in SERIES}}
 JUDGED = (5, 10)  # The paper's two figures of DOWNPOUR contradict each other beyond.
-CURVES = dict(zip(METHODS, ("1a", "1b", "1c"), strict=True))
+CURVES = dict(zip(SERIES, ("1a", "1b", "1c"), strict=True))
 
 
-def _runs(make, workers, seeds) -> list[PlannedRun]:
-    return [
-        run
-        for series, method in METHODS.items()
-        for count in workers
-        for run in over_seeds(
-            series, make(method, count), seeds=seeds, diagnostics=("pi_median",) if method == "gem" else ()
-        )
-    ]
+def _runs(base, workers, seeds) -> list[PlannedRun]:
+    gem = grid(base, {GEM: {"method": "gem"}}, workers, seeds=seeds, diagnostics=("pi_median",))
+    return gem + grid(base, {PLAIN: {"method": "asgd"}, DAMPED: {"method": "dynsgd"}}, workers, seeds=seeds)
 
 
 def judge(measured) -> list[Statement]:
-    points = measured.points("GEM")
-    final = {series: measured.values("train_loss", series) for series in METHODS}
-    gem, plain, damped = ([sum(values) / len(values) for values in final[series]] for series in METHODS)
-    falls = all(after < before for before, after in itertools.pairwise(gem))
-    behind = all(a >= b for a, b in zip(plain, gem, strict=True)) and plain[-1] / gem[-1] >= 10
+    points, paper = measured.points(GEM), PAPER["train_loss"] if measured.full else {}
+    final = {series: measured.values("train_loss", series) for series in SERIES}
+    gem, plain, damped = ([statistics.fmean(values) for values in final[series]] for series in SERIES)
     slow = max(damped) <= 1.3 * min(damped) < math.inf and all(a >= b for a, b in zip(damped, gem, strict=True))
-    texts = (
-        f"GEM's final training loss, {numbers(points, 'g')} workers",
-        f"DOWNPOUR's, {numbers(JUDGED if measured.full else points, 'g')} workers",
-        f"adaptive staleness's, {numbers(points, 'g')} workers",
-    )
-    if not measured.full:
-        return [
-            Statement(text + words, held, numbers(means))
-            for text, words, held, means in zip(
-                texts,
-                (": falls", ": behind GEM, at least ten times its loss at the end", ": flat, behind GEM"),
-                (falls, behind, slow),
-                (gem, plain, damped),
-                strict=True,
-            )
-        ]
-    paper = PAPER["train_loss"]
-    ours = measured.values("train_loss", "DOWNPOUR", JUDGED)
-    # Each point has two published numbers; ours is compared with the nearer one.
-    twice = [(paper["DOWNPOUR"][n], at_end("1b", n)) for n in JUDGED]
-    near = [
-        min(both, key=lambda one, own=mean: max(one / own, own / one)) for both, mean in zip(twice, plain, strict=False)
-    ]
-    found = compare(
-        texts[1],
-        ours,
-        near,
-        direction=plain[1] / gem[1] > plain[0] / gem[0] > 1,
-        scatter=Scatter.of([*ours, *final["GEM"]]),
-    )
-    shown = "; ".join(
-        f"{numbers(both)} in {name}" for name, both in zip(("1d", "1b"), zip(*twice, strict=True), strict=True)
-    )
     return [
-        compare(texts[0], final["GEM"], [*paper["GEM"].values()], direction=falls),
-        dataclasses.replace(found, paper=shown),
-        compare(texts[2], final["adaptive staleness"], [*paper["adaptive staleness"].values()], direction=slow),
+        compare(
+            f"GEM's final training loss, {numbers(points, 'g')} workers",
+            final[GEM],
+            [*paper.get(GEM, {}).values()],
+            direction=all(after < before for before, after in itertools.pairwise(gem)),
+            words="falls",
+        ),
+        _plain(measured, final, gem, plain),
+        compare(
+            f"adaptive staleness's, {numbers(points, 'g')} workers",
+            final[DAMPED],
+            [*paper.get(DAMPED, {}).values()],
+            direction=slow,
+            words="flat, behind GEM",
+        ),
     ]
+
+
+def _plain(measured, final, gem, plain) -> Statement:
+    """Judge DOWNPOUR: each point has two published numbers, and ours is compared with the nearer one."""
+    points = JUDGED if measured.full else measured.points(PLAIN)
+    text = f"DOWNPOUR's, {numbers(points, 'g')} workers"
+    if not measured.full:
+        behind = all(a >= b for a, b in zip(plain, gem, strict=True)) and plain[-1] / gem[-1] >= 10
+        return compare(
+            text, final[PLAIN], (), direction=behind, words="behind GEM, at least ten times its loss at the end"
+        )
+    ours = measured.values("train_loss", PLAIN, JUDGED)
+    twice = [(PAPER["train_loss"][PLAIN][n], at_end("1b", n)) for n in JUDGED]
+    distance = lambda published, own: max(published / own, own / published)
+    near = [min(both, key=lambda one, own=own: distance(one, own)) for both, own in zip(twice, plain, strict=False)]
+    rises, scatter = plain[1] / gem[1] > plain[0] / gem[0] > 1, Scatter.of([*ours, *final[GEM]])
+    in_words = [f"{numbers(both)} in {name}" for name, both in zip(("1d", "1b"), zip(*twice, strict=True), strict=True)]
+    found = compare(text, ours, near, direction=rises, scatter=scatter)
+    return dataclasses.replace(found, paper="; ".join(in_words))
 
 
 def draw(figure, measured, plots) -> list:
-    words = [statement.verdict for statement in judge(measured)]
     above, below = figure.subplots(2, 3, sharey="row")
-    for column, series in enumerate(METHODS):
+    for column, (series, statement) in enumerate(zip(SERIES, judge(measured), strict=True)):
         axes, points = above[column], measured.points(series)
         if measured.full:
             axes.plot(*zip(*PAPER["train_loss"][series].items(), strict=True), label="paper", **plots.HOLLOW)
-            if series == "DOWNPOUR":
-                ends = [at_end("1b", n) for n in points]
-                axes.plot(points, ends, label="paper, 1b", **plots.HOLLOW | {"ls": ":", "marker": "s"})
+        if measured.full and series == PLAIN:
+            ends = [at_end("1b", n) for n in points]
+            axes.plot(points, ends, label="paper, 1b", **plots.HOLLOW | {"ls": ":", "marker": "s"})
         plots.lines(axes, measured, series=(series,), label="ours")
-        plots.points_axis(axes, points, "workers")
-        judged = ", 5 and 10" if measured.full and series == "DOWNPOUR" else ""
-        axes.set_title(f"{series}{judged}\n{words[column]}")
+        judged = ", 5 and 10" if measured.full and series == PLAIN else ""
+        axes.set_title(f"{series}{judged}\n{statement.verdict}")
         plots.fan(below[column], measured, series, functools.partial(curve, CURVES[series]))
     for row in (above, below):
         for axes in row[1:]:
@@ -123,7 +111,7 @@ CLAIM = Claim(
     name="gem_figure_1",
     title="GEM gains from more workers, plain asynchronous SGD fails, adaptive staleness is slow",
     source="GEM, figure 1",
-    runs={"full": _runs(mnist, WORKERS, (0, 1, 2)), "small": _runs(digits, SMALL, (0,))},
+    runs={"full": _runs(MNIST, WORKERS, (0, 1, 2)), "small": _runs(DIGITS, (2, 8, 16), (0,))},
     judge=judge,
     draw=draw,
     paper=PAPER,

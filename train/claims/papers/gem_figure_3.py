@@ -18,34 +18,28 @@ Deviations:
   2. π is clamped to [0, 5], as in the authors' code.
 """
 
+import dataclasses
 import itertools
 import math
 
 import numpy as np
 
 from train.claims.claim import Claim, Statement, compare, numbers
-from train.claims.papers.gem_setting import between, curve, digits, mnist
-from train.claims.runs import PlannedRun, over_seeds
+from train.claims.papers.gem_setting import DIGITS, MNIST, between, curve
+from train.claims.runs import PlannedRun, grid
 
-VARIATIONS = {"CV 0.1": 0.1, "CV 0.4, fitted": 0.4}
+SERIES = {
+    name: {"method": "gem", "reading": "code", "variation": variation}
+    for name, variation in (("CV 0.1", 0.1), ("CV 0.4, fitted", 0.4))
+}
 WORKERS = (5, 10, 20, 30)
 WINDOW = 120, 400  # Commits per worker.
 SMOOTH = 3  # Moments per point of the picture.
-PAPER = {"pi_median": {series: {n: between("3", n, *WINDOW) for n in WORKERS} for series in VARIATIONS}}
+PAPER = {"pi_median": {series: {n: between("3", n, *WINDOW) for n in WORKERS} for series in SERIES}}
 
 
-def _runs(make, workers, seeds, **own) -> list[PlannedRun]:
-    return [
-        run
-        for series, variation in VARIATIONS.items()
-        for count in workers
-        for run in over_seeds(
-            series,
-            make("gem", count, reading="code", variation=variation, **own),
-            seeds=seeds,
-            diagnostics=("pi_median",),
-        )
-    ]
+def _runs(base, workers, seeds) -> list[PlannedRun]:
+    return grid(base, SERIES, workers, seeds=seeds, diagnostics=("pi_median",))
 
 
 def means(measured, series: str, workers: float) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -73,19 +67,16 @@ def judge(measured) -> list[Statement]:
         ours = [_values(measured, series, n) for n in points]
         falls = all(after < before < math.inf for before, after in itertools.pairwise(map(np.mean, ours)))
         text = f"mean over workers of the median of π, {numbers(points, 'g')} workers, {series}"
-        if measured.full:
-            statements.append(compare(text, ours, [*PAPER["pi_median"][series].values()], direction=falls, form=".2g"))
-        else:
-            statements.append(Statement(f"{text}: falls", falls, numbers(map(np.mean, ours), ".2g")))
+        paper = [*PAPER["pi_median"][series].values()] if measured.full else ()
+        statements.append(compare(text, ours, paper, direction=falls, words="falls", form=".2g"))
     return statements
 
 
 def draw(figure, measured, plots) -> list:
-    verdicts = [statement.verdict for statement in judge(measured)]
-    columns = figure.subplots(1, len(verdicts), sharey=True)
-    for axes, series, verdict in zip(columns, measured.series, verdicts, strict=True):
+    columns = figure.subplots(1, len(measured.series), sharey=True)
+    color = plots.looks(measured)[measured.series[0]]["color"]
+    for axes, series, statement in zip(columns, measured.series, judge(measured), strict=True):
         points = measured.points(series)
-        color = plots.looks(measured)[measured.series[0]]["color"]
         for workers, shade in zip(points, plots.shades(color, len(points)), strict=True):
             if measured.full:
                 axes.plot(*curve("3", workers), **plots.PAPER)
@@ -94,14 +85,11 @@ def draw(figure, measured, plots) -> list:
             windows = range(len(steps) - SMOOTH + 1)
             moments = [steps[at + SMOOTH // 2] for at in windows]
             seeds = np.array([[one[at : at + SMOOTH].mean() for at in windows] for one in longest])
-            axes.plot(moments, seeds.mean(axis=0), color=shade, label=plots.workers(workers))
-            plots.band(axes, moments, seeds.min(axis=0), seeds.max(axis=0), shade)
+            plots.means(axes, moments, seeds, shade, label=plots.workers(workers))
+        axes.set(xlabel="commits of each worker", title=f"arrivals with {series}\n{statement.verdict}")
         if measured.full:
-            axes.set_xlim(0, 430)
-        axes.set(xlabel="commits of each worker", title=f"arrivals with {series}\n{verdict}")
+            axes.set(xlim=(0, 430), ylim=(0, 2.0))
     columns[0].set_ylabel("mean of workers' medians of π")
-    if measured.full:
-        columns[0].set_ylim(0, 2.0)
     return [*columns]
 
 
@@ -110,8 +98,8 @@ CLAIM = Claim(
     title="GEM scales commits down by itself where there are more workers",
     source="GEM, figure 3",
     runs={
-        "full": _runs(mnist, WORKERS, (0, 1, 2), epochs=0.45),
-        "small": _runs(digits, (2, 8, 16), (0,)),
+        "full": _runs(dataclasses.replace(MNIST, epochs=0.45), WORKERS, (0, 1, 2)),
+        "small": _runs(DIGITS, (2, 8, 16), (0,)),
     },
     judge=judge,
     draw=draw,

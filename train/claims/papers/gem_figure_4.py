@@ -24,29 +24,32 @@ Deviations:
   3. η stays while batches shrink, as the effective batch does.
 """
 
+import dataclasses
+
 import numpy as np
 
 from train.claims.claim import Claim, Statement, compare, numbers
-from train.claims.papers.gem_setting import between, curve, digits, mnist
-from train.claims.runs import PlannedRun, over_seeds
+from train.claims.papers.gem_setting import DIGITS, MNIST, between, curve
+from train.claims.runs import PlannedRun, grid
 
+GEM = "GEM"
 WORKERS = (1, 2, 4, 8, 16)
 SECONDS = 60.0  # The paper's axis.
 PART = 0.8  # Share of the run with the most workers from which on losses are averaged.
 
 
-def _runs(make, effective: int, epochs: float, workers, seeds) -> list[PlannedRun]:
-    split = {count: {"epochs": epochs / count, "batch_size": effective // count} for count in workers}
-    return [
-        run
-        for count, own in split.items()
-        for run in over_seeds("GEM", make("gem", count, learning_rate=0.05, **own), seeds=seeds)
-    ]
+def _runs(base, rows: int, epochs: float, workers, seeds) -> list[PlannedRun]:
+    """Return the runs with `rows` split over the workers."""
+    base, series = (
+        dataclasses.replace(base, learning_rate=0.05),
+        lambda n: {GEM: {"method": "gem", "batch_size": rows // n}},
+    )
+    return [run for n in workers for run in grid(base, series(n), (n,), epochs=epochs, seeds=seeds)]
 
 
 def speed_ups(measured) -> dict[float, float]:
     """Return the speed-up over one worker, by number of workers."""
-    times = {n: measured.mean("time", "GEM", n) * _part(measured, n) for n in measured.points("GEM")}
+    times = {n: measured.mean("time", GEM, n) * _part(measured, n) for n in measured.points(GEM)}
     return {n: times[min(times)] / time for n, time in times.items()}
 
 
@@ -57,66 +60,62 @@ def _part(measured, workers: float) -> float:
 
 
 def losses(measured, workers: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return virtual times and training losses along a run."""
-    times = measured.times("GEM", workers) * _part(measured, workers)
-    return times, measured.curve("train_loss", "GEM", workers)[1][: len(times)]
+    """Return virtual times and, a row per seed, the training losses along a run."""
+    times = measured.times(GEM, workers) * _part(measured, workers)
+    return times, measured.curves("train_loss", GEM, workers)[1][:, : len(times)]
 
 
 def unit(measured) -> float:
     """Return the paper's seconds per unit of virtual time: those at which the curves of one worker agree best."""
-    times, ours = losses(measured, 1)
+    times = losses(measured, 1)[0]
     if not len(times):
         return 1.0
+    ours = measured.curve("train_loss", GEM, 1)[1][: len(times)]
     seconds, paper = curve("4", 1)
-    candidates = np.geomspace(0.02, 2.0, 200)
-    inside = [(seconds > 1) & (seconds <= one * times[-1]) for one in candidates]
-    distances = [
-        np.mean((np.log(np.interp(seconds[at], one * times, ours)) - np.log(paper[at])) ** 2)
-        if at.sum() > 20
-        else np.inf
-        for one, at in zip(candidates, inside, strict=True)
-    ]
-    return float(candidates[int(np.argmin(distances))])
+
+    def distance(one: float) -> float:
+        inside = (seconds > 1) & (seconds <= one * times[-1])
+        logs = np.log(np.interp(seconds[inside], one * times, ours)) - np.log(paper[inside])
+        return np.mean(logs**2) if inside.sum() > 20 else np.inf
+
+    return float(min(np.geomspace(0.02, 2.0, 200), key=distance))
 
 
 def at_equal_time(measured) -> tuple[float, list[list[float]]]:
     """Return the virtual time at which the runs with the most workers end, and per number of workers each seed's loss then."""
-    points = measured.points("GEM")
-    clocks = [losses(measured, n)[0] for n in points]
-    seeds = [measured.curves("train_loss", "GEM", n)[1] for n in points]
-    if not all(map(len, clocks)):
-        return np.nan, [[np.inf] * len(rows) for rows in seeds]
-    end = min(times[-1] for times in clocks)
-    found = []
-    for times, rows in zip(clocks, seeds, strict=True):
-        parts = rows[:, : len(times)][:, (PART * end <= times) & (times <= end)]
-        found.append([float(part.mean()) if len(part) and np.isfinite(part).all() else np.inf for part in parts])
-    return end, found
+    runs = [losses(measured, n) for n in measured.points(GEM)]
+    if not all(len(times) for times, _ in runs):
+        return np.nan, [[np.inf] * len(seeds) for _, seeds in runs]
+    end = min(times[-1] for times, _ in runs)
+    parts = [seeds[:, (PART * end <= times) & (times <= end)] for times, seeds in runs]
+    mean = lambda part: float(part.mean()) if len(part) and np.isfinite(part).all() else np.inf
+    return end, [[mean(part) for part in seeds] for seeds in parts]
 
 
 def judge(measured) -> list[Statement]:
-    points, gained = measured.points("GEM"), speed_ups(measured)
+    points, gained = measured.points(GEM), speed_ups(measured)
     end, ours = at_equal_time(measured)
     means = [float(np.mean(values)) for values in ours]
-    falls = bool(means[-1] < np.inf and np.all(np.less(means[1:], means[:-1])))
-    text = f"training loss at equal time, {numbers(points, 'g')} workers"
-    first = Statement(f"{text}: falls", falls, numbers(means))
+    text, paper = f"training loss at equal time, {numbers(points, 'g')} workers", []
     if measured.full and np.isfinite(means).all():
-        second = unit(measured)
-        paper = []
-        for n in points:
-            seconds, published = curve("4", n)
-            paper.append(float(published[(PART * end * second <= seconds) & (seconds <= end * second)].mean()))
-        first = compare(f"{text}, {end * second:.0f} s", ours, paper, direction=falls)
+        end *= unit(measured)
+        text += f", {end:.0f} s"
+        paper = [
+            float(values[(PART * end <= at) & (at <= end)].mean()) for at, values in (curve("4", n) for n in points)
+        ]
     ratios = [gained[n] / n for n in points]
-    done = all(
-        abs(ratio - 1) <= 0.05 and not measured.diverged("GEM", n) for n, ratio in zip(points, ratios, strict=True)
-    )
+    close = [abs(ratio - 1) <= 0.05 and not measured.diverged(GEM, n) for n, ratio in zip(points, ratios, strict=True)]
     return [
-        first,
+        compare(
+            text,
+            ours,
+            paper,
+            direction=bool(means[-1] < np.inf and np.all(np.less(means[1:], means[:-1]))),
+            words="falls",
+        ),
         Statement(
             f"speed-up, {numbers(points, 'g')} workers",
-            "reproduced" if done else "differs",
+            "reproduced" if all(close) else "differs",
             numbers(gained.values()),
             numbers(points, "g"),
             f"ratio {numbers(ratios, '.2f')}",
@@ -126,26 +125,22 @@ def judge(measured) -> list[Statement]:
 
 def draw(figure, measured, plots) -> list:
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
-    points, gained = measured.points("GEM"), speed_ups(measured)
-    style = plots.looks(measured)["GEM"]
+    points, gained = measured.points(GEM), speed_ups(measured)
+    style = plots.looks(measured)[GEM]
     second = unit(measured) if measured.full else 1.0
     words = [statement.verdict for statement in judge(measured)]
     for workers, shade in zip(points, plots.shades(style["color"], len(points)), strict=True):
         if measured.full:
             left.plot(*curve("4", workers), **plots.PAPER)
-        seconds, seeds = second * losses(measured, workers)[0], measured.curves("train_loss", "GEM", workers)[1]
-        seeds = seeds[:, : len(seconds)]
+        seconds, seeds = losses(measured, workers)
+        seconds = second * seconds
         if measured.full:  # As in the paper's figure, a point per second.
             at = [part for k in range(int(SECONDS)) if (part := (k < seconds) & (seconds <= k + 1)).any()]
             seconds = np.array([seconds[part].mean() for part in at])
             seeds = np.array([[row[part].mean() for part in at] for row in seeds])
-        left.plot(seconds, seeds.mean(axis=0), color=shade, label=plots.workers(workers))
-        plots.band(left, seconds, seeds.min(axis=0), seeds.max(axis=0), shade)
-    left.set(
-        xlabel="seconds (unit of ours fitted to one worker)" if measured.full else "virtual time",
-        ylabel="training loss",
-    )
-    left.set_title(f"loss: {words[0]}")
+        plots.means(left, seconds, seeds, shade, label=plots.workers(workers))
+    unit_of_time = "seconds (unit of ours fitted to one worker)" if measured.full else "virtual time"
+    left.set(xlabel=unit_of_time, ylabel="training loss", title=f"loss: {words[0]}")
     if measured.full:
         left.set_xlim(0, SECONDS)
     plots.log_axis(left)
@@ -164,12 +159,12 @@ CLAIM = Claim(
     title="A fixed effective batch, split over more workers, is trained sooner",
     source="GEM, figure 4",
     runs={
-        "full": _runs(mnist, 256, 8.0, WORKERS, (0, 1, 2)),
-        "small": _runs(digits, 64, 20.0, (1, 2, 4, 8), (0,)),
+        "full": _runs(MNIST, 256, 8.0, WORKERS, (0, 1, 2)),
+        "small": _runs(DIGITS, 64, 20.0, (1, 2, 4, 8), (0,)),
     },
     judge=judge,
     draw=draw,
-    paper={"train_loss": {"GEM": {n: between("4", n, 59.0, SECONDS) for n in WORKERS}}},
+    paper={"train_loss": {GEM: {n: between("4", n, 59.0, SECONDS) for n in WORKERS}}},
     read_off=False,
     minutes={"full": 15, "small": 1},
 )

@@ -21,25 +21,23 @@ Deviations:
      Nor does it name its validation set, which is MNIST's test set here.
 """
 
-import functools
+import dataclasses
 
 import numpy as np
 
 from train.claims.claim import Claim, Statement, compare, numbers
-from train.claims.papers.gem_setting import curve, digits, mnist
+from train.claims.papers.gem_setting import DIGITS, MNIST, curve
 from train.claims.runs import PlannedRun, over_seeds
 
 GEM, SGD = "GEM", "momentum SGD, sequential"
 PUBLISHED = {GEM: "GEM", SGD: "momentum SGD"}
 
 
-def _runs(make, workers: int, epochs: float, seeds) -> list[PlannedRun]:
-    looks = int(epochs)
-    gem = make("gem", workers, epochs=epochs / workers)
-    sgd = make("momentum_asgd", 1, epochs=epochs)
-    return over_seeds(GEM, gem, epochs, seeds=seeds, evaluations=looks) + over_seeds(
-        SGD, sgd, epochs, seeds=seeds, evaluations=looks
-    )
+def _runs(base, workers: int, epochs: float, seeds) -> list[PlannedRun]:
+    gem = dataclasses.replace(base, method="gem", workers=workers, epochs=epochs / workers)
+    sgd = dataclasses.replace(base, method="momentum_asgd", workers=1, epochs=epochs)
+    of = lambda series, config: over_seeds(series, config, epochs, seeds=seeds, evaluations=int(epochs))
+    return of(GEM, gem) + of(SGD, sgd)
 
 
 def judge(measured) -> list[Statement]:
@@ -51,13 +49,12 @@ def judge(measured) -> list[Statement]:
         if looks.shape[1] == epochs and np.isfinite(looks).all() and not measured.diverged(series, epochs):
             ends = looks[:, -3:].mean(axis=1)
             last[series], rise[series] = ends.tolist(), (ends / looks.min(axis=1)).tolist()
-    (gem, sgd), (kept, rose) = (map(np.mean, one.values()) for one in (last, rise))
+    (gem, sgd), (stays, rose) = (map(np.mean, one.values()) for one in (last, rise))
     ahead = bool(gem < sgd < np.inf)
     text = "validation loss after 30 epochs of data (mean of the last three evaluations)"
     if not measured.full:
         return [Statement(f"{text}, GEM / momentum SGD: GEM is ahead", ahead, numbers([gem, sgd]))]
     paper = {series: curve("5", PUBLISHED[series])[1] for series in last}
-    rises = bool(kept < 1.15 < 1.3 < rose < np.inf)
     return [
         compare(f"GEM's {text}", [last[GEM]], [paper[GEM][-1]], direction=ahead),
         compare("momentum SGD's, each seed", [last[SGD]], [paper[SGD][-1]], direction=ahead, each=True),
@@ -65,7 +62,7 @@ def judge(measured) -> list[Statement]:
             "momentum SGD's last over its least validation loss, each seed; GEM's is below 1.15",
             [rise[SGD]],
             [paper[SGD][-1] / paper[SGD].min()],
-            direction=rises,
+            direction=bool(stays < 1.15 < 1.3 < rose < np.inf),
             each=True,
         ),
     ]
@@ -93,8 +90,8 @@ CLAIM = Claim(
     title="GEM's validation loss keeps falling where that of momentum SGD rises",
     source="GEM, figure 5",
     runs={
-        "full": _runs(mnist, 10, 30.0, (0, 1, 2)),
-        "small": _runs(functools.partial(digits, learning_rate=0.02), 8, 40.0, (0,)),
+        "full": _runs(MNIST, 10, 30.0, (0, 1, 2)),
+        "small": _runs(dataclasses.replace(DIGITS, learning_rate=0.02), 8, 40.0, (0,)),
     },
     judge=judge,
     draw=draw,

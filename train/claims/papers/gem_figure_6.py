@@ -16,18 +16,22 @@ Deviations:
   1. Those of figure 1.
 """
 
+import dataclasses
 import functools
 import math
 import statistics
 
 from train.claims.claim import Claim, Statement, compare, numbers
-from train.claims.papers.gem_setting import at_end, curve, digits, mnist
-from train.claims.runs import PlannedRun, over_seeds
+from train.claims.papers.gem_setting import DIGITS, MNIST, at_end, curve
+from train.claims.runs import PlannedRun, grid
 
 GEM, PLAIN, PROXY = "GEM", "DOWNPOUR", "momentum SGD, sequential"
-METHODS = {GEM: "gem", PLAIN: "asgd"}
-FIGURES = {GEM: "6a", PLAIN: "6b"}
 WORKERS = (5, 10, 20)
+PUBLISHED = {
+    GEM: functools.partial(curve, "6a"),
+    PROXY: lambda _: curve("6a", "proxy"),
+    PLAIN: functools.partial(curve, "6b"),
+}
 PAPER = {
     "train_loss": {
         GEM: {n: at_end("6a", n) for n in WORKERS},
@@ -37,40 +41,32 @@ PAPER = {
 }
 
 
-def _runs(make, workers, seeds, rate: float) -> list[PlannedRun]:
-    runs = [
-        run
-        for series, method in METHODS.items()
-        for count in workers
-        for run in over_seeds(series, make(method, count, learning_rate=rate), seeds=seeds)
-    ]
-    return runs + over_seeds(PROXY, make("momentum_asgd", 1, learning_rate=rate), seeds=seeds)
+def _runs(base, workers, seeds, rate: float) -> list[PlannedRun]:
+    base = dataclasses.replace(base, learning_rate=rate)
+    runs = grid(base, {GEM: {"method": "gem"}, PLAIN: {"method": "asgd"}}, workers, seeds=seeds)
+    return runs + grid(base, {PROXY: {"method": "momentum_asgd"}}, (1,), seeds=seeds)
 
 
 def judge(measured) -> list[Statement]:
-    points = measured.points(GEM)
-    ours = {series: measured.values("train_loss", series) for series in (GEM, PROXY, PLAIN)}
-    gem, (proxy,), plain = ([statistics.fmean(values) for values in ours[series]] for series in (GEM, PROXY, PLAIN))
-    trains = all(loss < 0.5 * proxy < math.inf for loss in gem)
-    behind = all(a > 1.2 * b for a, b in zip(plain, gem, strict=True)) and plain[-1] >= 10 * gem[-1]
-    texts = (
-        f"GEM's final training loss at twice the rate, {numbers(points, 'g')} workers",
-        "its proxy's, momentum SGD with one worker",
-        f"DOWNPOUR's, {numbers(points, 'g')} workers",
-    )
+    points = f"{numbers(measured.points(GEM), 'g')} workers"
+    ours = {series: measured.values("train_loss", series) for series in PUBLISHED}
+    gem, (proxy,), plain = ([statistics.fmean(values) for values in one] for one in ours.values())
+    fails, trains = plain[-1] >= 10 * gem[-1], f"GEM's final training loss at twice the rate, {points}"
     if not measured.full:
         better = all(loss <= 1.25 * proxy < math.inf for loss in gem)
         return [
-            Statement(f"{texts[0]}: no worse than its proxy's", better, f"{numbers(gem)}; proxy {numbers([proxy])}"),
-            Statement(f"{texts[2]}: ten times GEM's at the end", plain[-1] >= 10 * gem[-1] < math.inf, numbers(plain)),
+            Statement(f"{trains}: no worse than its proxy's", better, f"{numbers(gem)}; proxy {numbers([proxy])}"),
+            Statement(
+                f"DOWNPOUR's, {points}: ten times GEM's at the end", fails and gem[-1] < math.inf, numbers(plain)
+            ),
         ]
-    paper = PAPER["train_loss"]
+    paper, ahead = PAPER["train_loss"], all(loss < 0.5 * proxy < math.inf for loss in gem)
     return [
-        compare(texts[0], ours[GEM], [*paper[GEM].values()], direction=trains),
-        compare(texts[1], ours[PROXY], [paper[PROXY][1]], direction=trains),
+        compare(trains, ours[GEM], [*paper[GEM].values()], direction=ahead),
+        compare("its proxy's, momentum SGD with one worker", ours[PROXY], [paper[PROXY][1]], direction=ahead),
         Statement(
-            texts[2],
-            behind,
+            f"DOWNPOUR's, {points}",
+            all(a > 1.2 * b for a, b in zip(plain, gem, strict=True)) and fails,
             numbers(plain),
             f"{paper[PLAIN][5]:.3g} / leaves the plot / {paper[PLAIN][20]:.3g}",
             f"ratio {plain[0] / paper[PLAIN][5]:.2f} / – / {plain[-1] / paper[PLAIN][20]:.2f}",
@@ -79,13 +75,11 @@ def judge(measured) -> list[Statement]:
 
 
 def draw(figure, measured, plots) -> list:
-    words = [statement.verdict for statement in judge(measured)]
-    columns = figure.subplots(1, 3 if measured.full else 2, sharey=True)
-    shown = dict(zip(columns, (GEM, PROXY, PLAIN) if measured.full else (GEM, PLAIN), strict=True))
-    for (axes, series), verdict in zip(shown.items(), words, strict=True):
-        published = (lambda _: curve("6a", "proxy")) if series == PROXY else functools.partial(curve, FIGURES[series])
-        plots.fan(axes, measured, series, published)
-        axes.set_title(f"{series.split(',')[0]}\n{verdict}")
+    shown = [*PUBLISHED] if measured.full else [GEM, PLAIN]
+    columns = figure.subplots(1, len(shown), sharey=True)
+    for axes, series, statement in zip(columns, shown, judge(measured), strict=True):
+        plots.fan(axes, measured, series, PUBLISHED[series])
+        axes.set_title(f"{series.split(',')[0]}\n{statement.verdict}")
     for axes in columns[1:]:
         axes.set_ylabel("")
     columns[0].set_ylim(0.025, 10)
@@ -98,8 +92,8 @@ CLAIM = Claim(
     title="GEM tolerates a learning rate that is twice too large",
     source="GEM, figure 6",
     runs={
-        "full": _runs(mnist, WORKERS, (0, 1, 2), 0.1),
-        "small": _runs(digits, (4, 16, 32), (0,), 0.05),
+        "full": _runs(MNIST, WORKERS, (0, 1, 2), 0.1),
+        "small": _runs(DIGITS, (4, 16, 32), (0,), 0.05),
     },
     judge=judge,
     draw=draw,

@@ -17,10 +17,12 @@ Deviations:
   2. κ scales |m| (equation 27), not |m|² (equation 26).
 """
 
+import dataclasses
 import functools
+import statistics
 
 from train.claims.claim import Claim, Statement, compare, numbers
-from train.claims.papers.gem_setting import at_end, curve, digits, mnist
+from train.claims.papers.gem_setting import DIGITS, MNIST, at_end, curve
 from train.claims.runs import PlannedRun, over_seeds
 
 REPEATED = 5  # Number of workers with more seeds.
@@ -28,14 +30,14 @@ KAPPAS = (1.0, 2.0, 3.0, 4.0)
 PAPER = {"train_loss": {f"{REPEATED} workers": {kappa: at_end("8a", kappa) for kappa in KAPPAS}}}
 
 
-def _runs(make, workers, kappas, seeds: int) -> list[PlannedRun]:
+def _runs(base, workers, kappas, seeds: int) -> list[PlannedRun]:
     return [
         run
         for count in workers
         for kappa in kappas
         for run in over_seeds(
             f"{count} workers",
-            make("gem", count, kappa=kappa),
+            dataclasses.replace(base, method="gem", workers=count, kappa=kappa),
             kappa,
             seeds=range(seeds if count == REPEATED else 1),
             diagnostics=("pi_median",),
@@ -50,28 +52,29 @@ def _judged(measured) -> str:
 def judge(measured) -> list[Statement]:
     series = _judged(measured)
     kappas, ours = measured.points(series), measured.values("train_loss", series)
-    losses = [sum(values) / len(values) for values in ours]
+    losses = [statistics.fmean(values) for values in ours]
     best = losses.index(min(losses))
     gains = measured.exceeds("train_loss", (series, kappas[0]), (series, kappas[best]))
-    optimum = 0 < best < len(losses) - 1 and gains and losses[-1] > 1.1 * max(losses[:-1])
     text = f"final training loss at κ = {numbers(kappas, 'g')}, {series}: least at κ = 2 or 3, largest at 4"
-    if not measured.full:
-        return [Statement(text, optimum, numbers(losses))]
-    return [compare(text, ours, [*PAPER["train_loss"][series].values()], direction=optimum)]
+    return [
+        compare(
+            text,
+            ours,
+            [*PAPER["train_loss"][series].values()] if measured.full else (),
+            direction=0 < best < len(losses) - 1 and gains and losses[-1] > 1.1 * max(losses[:-1]),
+        )
+    ]
 
 
 def draw(figure, measured, plots) -> list:
     series, (statement,) = _judged(measured), judge(measured)
     left, right = figure.subplots(1, 2)
-    kappas = measured.points(series)
     color = plots.looks(measured)[measured.series[0]]["color"]
     if measured.full:
         paper = PAPER["train_loss"][series]
         left.plot([*paper], [*paper.values()], label="paper", **plots.HOLLOW)
-    plots.lines(left, measured, series=(series,), label="ours")
-    for line in left.containers[-1].lines[0:1]:
-        line.set_color(color)
-    plots.points_axis(left, kappas, "κ", log=False)
+    styles = {series: plots.looks(measured)[series] | {"color": color}}
+    plots.lines(left, measured, styles=styles, label="ours", along="κ", log=False)
     plots.log_axis(left)
     left.set_title(f"loss, {series}: {statement.verdict}")
     plots.fan(right, measured, series, functools.partial(curve, "8a"), "κ = {:g}", color)
@@ -85,8 +88,8 @@ CLAIM = Claim(
     title="A proxy with more energy (κ) helps GEM up to a point",
     source="GEM, figure 8",
     runs={
-        "full": _runs(mnist, (2, REPEATED, 10, 20, 30), KAPPAS, 3),
-        "small": _runs(digits, (4, 16), (1.0, 2.0, 4.0), 1),
+        "full": _runs(MNIST, (2, REPEATED, 10, 20, 30), KAPPAS, 3),
+        "small": _runs(DIGITS, (4, 16), (1.0, 2.0, 4.0), 1),
     },
     judge=judge,
     draw=draw,

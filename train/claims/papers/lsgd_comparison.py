@@ -33,8 +33,8 @@ Deviations:
   8. LSGD is evaluated at the average of its workers, as its authors do, EASGD and DOWNPOUR at the central variable.
 """
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,13 @@ import numpy as np
 from train.claims.claim import Claim, Statement, ahead, numbers
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, GUESS, POOLED, POOLED_NETWORK, percent
 from train.claims.results import Spread
-from train.claims.runs import PlannedRun, over_seeds
+from train.claims.runs import PlannedRun, grid
 from train.config.config import Config
 
 ONE = "SGD"
 SERIES = ("LSGD", "EASGD", "DOWNPOUR")
 WORKERS = (4, 16)
+PLACES = [(ONE, 1), *((series, workers) for workers in WORKERS for series in SERIES)]
 RATES = {ONE: (0.03, 0.1, 0.3), "LSGD": (0.03, 0.1, 0.3), "EASGD": (0.03, 0.1, 0.3), "DOWNPOUR": (0.01, 0.03, 0.1)}
 TUNING_SEED = 100
 SMALL = "pooled CNN"
@@ -64,34 +65,29 @@ PAPER = {
         "ResNet-20, DOWNPOUR": {4: 0.093, 16: 0.115},
     }
 }
-LOOKS = 42
 
 
-def _config(series: str, base: Config, workers: int, period: int = 64, drop: float | None = None) -> Config:
-    """Return a run's configuration; `drop` is the epoch per worker at which the rate falls."""
-    own: dict[str, dict[str, Any]] = {
+def _runs(
+    base: Config, series: str, workers: int, name: str, seeds, *, period: int = 64, drop: float = 0
+) -> list[PlannedRun]:
+    """Return the runs of a series, called `name`; `drop` is the epoch per worker at which the rate falls."""
+    own: dict[str, Any] = {
         ONE: {"method": "asgd"},
         "LSGD": {"method": "lsgd", "period": period, "strength": 0.1, "cluster": "barrier"},
         "EASGD": {"method": "easgd", "period": period, "strength": 0.43 / workers, "cluster": "barrier"},
         "DOWNPOUR": {"method": "downpour"},
     }
-    decay = () if drop is None else (drop * workers,)
-    return dataclasses.replace(base, workers=workers, decay_epochs=decay, **own[series])
+    decay = {"decay_epochs": (drop * workers,)} if drop else {}
+    return grid(base, {name: own[series] | decay}, (workers,), seeds=seeds, evaluations=42)
 
 
-PLACES = [(ONE, 1), *((series, workers) for workers in WORKERS for series in SERIES)]
-
-
-def _runs(network: str, base: Config, seeds: Sequence[int] = (0,), **setting: Any) -> list[PlannedRun]:
+def _at_one_rate(network: str, base: Config, seeds: Sequence[int] = (0,), **setting: Any) -> list[PlannedRun]:
     """Return the runs of one network at a rate that all methods share."""
-    rows = [
+    return [
         run
         for series, workers in PLACES
-        for run in over_seeds(
-            f"{network}, {series}", _config(series, base, workers, **setting), seeds=seeds, evaluations=LOOKS
-        )
+        for run in _runs(base, series, workers, f"{network}, {series}", seeds, **setting)
     ]
-    return sorted(rows, key=lambda run: run.config.seed)
 
 
 def _tuning(series: str, rate: float) -> str:
@@ -100,16 +96,12 @@ def _tuning(series: str, rate: float) -> str:
 
 def _tuning_runs() -> list[PlannedRun]:
     """Return a run of a quarter of the length with each rate."""
+    short = replace(CPU, epochs=0.25 * CPU.epochs)
     return [
         run
         for series, workers in PLACES
         for rate in RATES[series]
-        for run in over_seeds(
-            _tuning(series, rate),
-            dataclasses.replace(_config(series, CPU, workers), learning_rate=rate, epochs=0.25 * CPU.epochs),
-            seeds=(TUNING_SEED,),
-            evaluations=LOOKS,
-        )
+        for run in _runs(replace(short, learning_rate=rate), series, workers, _tuning(series, rate), (TUNING_SEED,))
     ]
 
 
@@ -120,16 +112,14 @@ def then(measured) -> list[PlannedRun]:
     known, rows = measured.guessing(GUESS), []
     for series, workers in PLACES:
         rate = max(RATES[series], key=lambda one: known.mean("test_accuracy", _tuning(series, one), workers))
-        config = dataclasses.replace(_config(series, CPU, workers), learning_rate=rate)
-        rows += over_seeds(f"{SMALL}, {series}", config, seeds=SEEDS["cpu"], evaluations=LOOKS)
-    return sorted(rows, key=lambda run: run.config.seed)
+        rows += _runs(replace(CPU, learning_rate=rate), series, workers, f"{SMALL}, {series}", range(5))
+    return rows
 
 
 def judge(measured) -> list[Statement]:
     measured, networks = measured.guessing(GUESS), _networks(measured)
-    place = lambda network, series, workers: (f"{network}, {series}", 1 if series == ONE else workers)
     places = {
-        (network, series): [place(network, series, n) for n in WORKERS]
+        (network, series): [(f"{network}, {series}", 1 if series == ONE else n) for n in WORKERS]
         for network in networks
         for series in (*SERIES, ONE)
     }
@@ -160,6 +150,11 @@ def judge(measured) -> list[Statement]:
     )
     paper = "; ".join(f"{series} {percent([*values.values()], '.1f')}" for series, values in table.items())
     rivals = [(network, other) for network in networks for other in ("EASGD", "DOWNPOUR")]
+    sooner = [
+        _differences(its, own).positive
+        for network, other in rivals
+        for own, its in zip(times[network, "LSGD"], times[network, other], strict=True)
+    ]
     return [
         Statement(
             "with 4 and 16 workers LSGD ends with a lower test error than DOWNPOUR and, in the same time, one worker's SGD",
@@ -169,12 +164,7 @@ def judge(measured) -> list[Statement]:
         ),
         Statement(
             "LSGD reaches the final error of one worker's SGD sooner than EASGD and DOWNPOUR do (epochs per worker)",
-            learned
-            and all(
-                _differences(its, own).positive
-                for network, other in rivals
-                for own, its in zip(times[network, "LSGD"], times[network, other], strict=True)
-            ),
+            learned and all(sooner),
             "; ".join(f"{', '.join(key)} {numbers(map(np.mean, rows), '.1f')}" for key, rows in times.items()),
         ),
         Statement(
@@ -193,12 +183,11 @@ def _networks(measured) -> list[str]:
 def _times(measured, network: str, series: str, workers: int) -> list[float]:
     """Return per seed the epochs per worker until the final error of one worker's SGD; one more than all if never."""
     target, found = measured.mean("test_accuracy", f"{network}, {ONE}", 1), []
-    for run, record in measured.records:
-        if (run.series, run.point) == (series, workers):
-            looks = zip(record["evaluations"]["commits"], record["evaluations"]["test_accuracy"], strict=True)
-            reached = [commits for commits, accuracy in looks if accuracy is not None and accuracy >= target]
-            epochs = run.config.epochs
-            found.append(epochs * (reached[0] / record["commits"]) if reached else epochs + 1)
+    epochs = next(run.config.epochs for run, _ in measured.records if (run.series, run.point) == (series, workers))
+    for record in measured.of(series, workers):
+        looks = zip(record["evaluations"]["commits"], record["evaluations"]["test_accuracy"], strict=True)
+        reached = [commits for commits, accuracy in looks if accuracy is not None and accuracy >= target]
+        found.append(epochs * (reached[0] / record["commits"]) if reached else epochs + 1)
     return found
 
 
@@ -223,14 +212,10 @@ def draw(figure, measured, plots) -> list:
     return [*rows.flat]
 
 
-_SHARED: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 1e-4}
-
-
 def _with(base: Config, **changes) -> Config:
-    return dataclasses.replace(base, **_SHARED | changes)
+    return replace(base, learning_rate=0.1, weight_decay=1e-4, **changes)
 
 
-SEEDS = {"full": range(3), "cpu": range(5)}
 CPU = _with(POOLED, epochs=21.0)
 CLAIM = Claim(
     name="lsgd_comparison",
@@ -238,11 +223,11 @@ CLAIM = Claim(
     source="Teng et al., 2019, CNN7 and ResNet-20 on CIFAR-10",
     runs={
         "full": [
-            *_runs("CNN7", _with(CIFAR10, model="cnn7", epochs=100.0), SEEDS["full"]),
-            *_runs("ResNet-20", _with(CIFAR10, epochs=160.0), SEEDS["full"], drop=128.0),
+            *_at_one_rate("CNN7", _with(CIFAR10, model="cnn7", epochs=100.0), range(3)),
+            *_at_one_rate("ResNet-20", _with(CIFAR10, epochs=160.0), range(3), drop=128.0),
         ],
         "cpu": _tuning_runs(),
-        "small": _runs("digits", _with(DIGITS, epochs=5.0), period=8),
+        "small": _at_one_rate("digits", _with(DIGITS, epochs=5.0), period=8),
     },
     judge=judge,
     draw=draw,
