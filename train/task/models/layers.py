@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from train.task.models.ops.convolution import convolve
-from train.task.models.ops.correlation import correlate
-from train.task.models.ops.layout import ImageLayout, per_channel, standardise
+from train.task.models.ops.layout import ImageLayout, correlate, per_channel, standardise
 
 DRAWN_AT_ONCE = 2**16
 MOST_CALLS = 2**10  # Draws per layer that are traced one by one; more would take minutes.

@@ -9,8 +9,6 @@ How `"matmul"` is built, and why:
 
 * The batch is the last axis while it works, so a patch is a stack of shifted slices whose copies
   are contiguous.
-* With several channels on both sides it is Winograd's convolution (`train.task.models.ops.winograd`). The next points
-  are about the others.
 * Under pooling the four convolutions that one pooled pixel needs are computed together: the (k+1) x
   (k+1) window at stride 2 holds all of them, and the kernel is laid at its four places in that
   window. This multiplies 1.44 times as much for k = 5, but needs 2.8 times fewer patch values, and
@@ -33,8 +31,6 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-
-from train.task.models.ops import winograd
 
 IMPLEMENTATIONS = ("matmul", "patches", "lax")
 
@@ -82,17 +78,8 @@ def _convolve_lax(images, kernel, bias, pool):
 
 
 def _convolve_matmul(images, kernel, bias, pool):
-    images = images.transpose(3, 1, 2, 0)
-    convolved = _convolve_tiles if winograd.pays(images, kernel) else _convolve_windows
-    return (convolved(images, kernel, pool) + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
-
-
-def _convolve_tiles(images, kernel, pool):
-    out = winograd.convolve_tiles(images, kernel)
-    if not pool:
-        return out
-    out = out[:, : out.shape[1] // 2 * 2, : out.shape[2] // 2 * 2]
-    return largest(jnp.stack([out[:, row::2, column::2] for row in range(2) for column in range(2)]), 4)
+    out = _convolve_windows(images.transpose(3, 1, 2, 0), kernel, pool)
+    return (out + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
 
 
 def _convolve_windows(images, kernel, pool):

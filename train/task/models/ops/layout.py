@@ -4,6 +4,9 @@ Accelerators run convolutions best on images [B, H, W, C]; CPUs are fastest on [
 under a window are a stack of contiguous slices (see `train.task.models.ops.convolution`). A deep network converts
 its images once, at its input, so that nothing is transposed between its layers. Rows and columns
 are axes 1 and 2 in both. All functions here give the same values and gradients in both up to rounding.
+
+On CPUs, simulations of 16 and 64 workers with the networks of claims and benchmark take 7 to 37 times as long with XLA's own
+convolution.
 """
 
 from __future__ import annotations
@@ -35,6 +38,34 @@ class ImageLayout(enum.Enum):
 def arrange(images: jax.Array, layout: ImageLayout) -> jax.Array:
     """Return images [B, H, W, C] in `layout`."""
     return images if layout is ImageLayout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
+
+
+def correlate(
+    images: jax.Array, kernel: jax.Array, layout: ImageLayout, stride: int = 1, padding: int = 0
+) -> jax.Array:
+    """Return the convolution of `images` in `layout` with `kernel` [k, k, C, O].
+
+    `padding` pixels of zeros are put on every side first, as PyTorch counts them: k // 2 keeps the size at stride 1.
+    """
+    size = kernel.shape[0]
+    if layout is ImageLayout.CHANNELS_LAST:
+        return lax.conv_general_dilated(
+            images, kernel, (stride, stride), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+    if padding:
+        images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = ((extent - size) // stride + 1 for extent in images.shape[1:3])
+    # Shifted rows first and of these shifted columns: 2 k slices instead of k * k, which compile in a fraction of the time.
+    rows = jnp.concatenate([images[:, _every(stride, i, height)] for i in range(size)])
+    columns = jnp.concatenate([rows[:, :, _every(stride, j, width)] for j in range(size)])
+    # The kernel as a matrix [O, k * k * C]: XLA:CPU multiplies faster by this layout.
+    rows_of_kernel = kernel.transpose(3, 1, 0, 2).reshape(kernel.shape[3], -1)
+    out = rows_of_kernel @ columns.reshape(columns.shape[0], -1)
+    return out.reshape(-1, height, width, images.shape[3])
+
+
+def _every(stride: int, first: int, count: int) -> slice:
+    return slice(first, first + stride * (count - 1) + 1, stride)
 
 
 def per_channel(vector: jax.Array, layout: ImageLayout) -> jax.Array:

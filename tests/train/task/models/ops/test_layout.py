@@ -8,8 +8,7 @@ from flax import linen as nn
 
 from gemjax.protocol.compat import enable_x64
 from train.task.models.layers import BatchNorm
-from train.task.models.ops.correlation import correlate
-from train.task.models.ops.layout import ImageLayout, arrange, max_pool, pixel_means, standardise
+from train.task.models.ops.layout import ImageLayout, arrange, correlate, max_pool, pixel_means, standardise
 
 
 def normal(seed, *shape):
