@@ -50,8 +50,8 @@ class Bench:
     """Numbers of simulated workers (`simulate`)."""
     methods: tuple[Method, ...] = ("gem",)
     """Methods simulated (`simulate`)."""
-    networks: tuple[Literal["cnn", "mlp", "cnn7", "resnet8", "resnet20"], ...] = ("cnn",)
-    """Networks to train (`simulate`, `network`, `check`): GEM's, three dense layers, or for CIFAR (`resnet8` half as wide)."""
+    networks: tuple[Literal["cnn", "mlp"], ...] = ("cnn",)
+    """Networks to train (`simulate`, `network`, `check`): GEM's, or three dense layers."""
     batch_sizes: tuple[int, ...] = (bench_simulate.BATCH_SIZE,)
     """Images per gradient (`simulate`, `network`)."""
     parameters: tuple[int, ...] = (160_000, 1_000_000, 10_000_000)

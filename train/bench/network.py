@@ -1,7 +1,6 @@
 """`python -m train bench network`: the step of a network, relative to PyTorch's and to the peak of the machine."""
 
 import functools
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,7 +83,6 @@ def _value_and_grad(problem: Problem, params: PyTree, batch: PyTree, key: jax.Ar
 def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[[], float]:
     """Make a function that measures the seconds per step of PyTorch, with as many threads as cores."""
     nn = torch.nn
-    relu = lambda *layers: [part for layer in layers for part in (layer, nn.ReLU())]
     model = {
         "cnn": lambda: nn.Sequential(
             nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d(0.5), nn.MaxPool2d(2),
@@ -93,16 +91,8 @@ def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[
         "mlp": lambda: nn.Sequential(
             nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10),
         ),
-        "cnn7": lambda: nn.Sequential(
-            *relu(nn.Conv2d(3, 64, 5)), nn.MaxPool2d(2), *relu(nn.Conv2d(64, 128, 5)), nn.MaxPool2d(2),
-            *relu(nn.Conv2d(128, 64, 3)), nn.Flatten(), *relu(nn.Linear(256, 256)), nn.Dropout(), nn.Linear(256, 10),
-        ),
-        "resnet8": lambda: _resnet(torch, depth=8, channels=8),
-        "resnet20": lambda: _resnet(torch, depth=20, channels=16),
     }[network]()  # fmt: skip
     assert sum(p.numel() for p in model.parameters()) == problem.size, "the two networks differ"
-    # The fastest layout of PyTorch; for MNIST's single channel it is the same as channels first.
-    model = model.to(memory_format=torch.channels_last)
     images = torch.from_numpy(problem.batches.data["image"]).permute(0, 3, 1, 2)
     labels = torch.from_numpy(problem.batches.data["label"].astype(np.int64))
     rows = torch.from_numpy(problem.batches.select(np.zeros(steps, np.int32), np.arange(steps)).astype(np.int64))
@@ -117,32 +107,6 @@ def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[
         return (time.perf_counter() - began) / steps
 
     return run
-
-
-def _resnet(torch: Any, depth: int, channels: int) -> Any:
-    """Make the residual network of `depth` layers with shortcuts that have no parameters."""
-    nn, pad = torch.nn, torch.nn.functional.pad
-
-    class Block(nn.Module):
-        def __init__(self, channels, features, stride):
-            super().__init__()
-            self.stride, self.missing = stride, (features - channels) // 2
-            self.body = nn.Sequential(
-                nn.Conv2d(channels, features, 3, stride, 1, bias=False), nn.BatchNorm2d(features), nn.ReLU(),
-                nn.Conv2d(features, features, 3, 1, 1, bias=False), nn.BatchNorm2d(features),
-            )  # fmt: skip
-
-        def forward(self, images):
-            shortcut = images[:, :, :: self.stride, :: self.stride]
-            if self.missing:
-                shortcut = pad(shortcut, (0, 0, 0, 0, self.missing, self.missing))
-            return (self.body(images) + shortcut).relu()
-
-    count = (depth - 2) // 6  # Blocks per stage.
-    widths = [channels] * (count + 1) + [2 * channels] * count + [4 * channels] * count
-    blocks = [Block(before, after, after // before) for before, after in itertools.pairwise(widths)]
-    stem = [nn.Conv2d(3, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * channels, 10))
 
 
 def _flops(problem: Problem) -> float:

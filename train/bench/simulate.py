@@ -25,7 +25,7 @@ BATCH_SIZE = 64  # GEM's.
 IMAGES = 60_000
 
 
-class MLP(nn.Module):
+class ThreeLayers(nn.Module):
     """Three dense layers, a network of matrix products alone."""
 
     @nn.compact
@@ -39,22 +39,13 @@ class MLP(nn.Module):
 
 MODELS: dict[str, Callable[[str | None], nn.Module]] = {
     "cnn": lambda implementation: models.GemCNN(implementation=implementation),
-    "cnn7": lambda implementation: models.CNN7(implementation=implementation),
-    "resnet8": lambda implementation: models.CifarResNet(depth=8, width=0.5, implementation=implementation),
-    "resnet20": lambda implementation: models.CifarResNet(implementation=implementation),
-    "mlp": lambda implementation: MLP(),
+    "mlp": lambda implementation: ThreeLayers(),
 }
-
-SHAPES = {
-    "cnn7": (28, 28, 3),
-    "resnet8": (32, 32, 3),
-    "resnet20": (32, 32, 3),
-}  # Shapes of images that are not MNIST's.
 
 
 def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str | None = None) -> Problem:
     """Make a problem for a network of `MODELS`; `implementation` is that of its convolutions."""
-    rng, shape = np.random.default_rng(0), SHAPES.get(network, (28, 28, 1))
+    rng, shape = np.random.default_rng(0), (28, 28, 1)
     data = {
         "image": rng.integers(0, 256, (IMAGES, *shape), dtype=np.uint8),
         "label": rng.integers(0, 10, IMAGES).astype(np.int32),

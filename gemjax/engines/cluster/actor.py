@@ -35,13 +35,13 @@ class Job(NamedTuple):
     interruptible: bool  # True if local steps end early when the worker is called back.
 
 
-class Task(NamedTuple):
+class Request(NamedTuple):
     """The gradient that one worker is asked for."""
 
     worker: int
     step: int
     draw: int
-    attempt: int = 0  # Number of the call, as a task may be repeated.
+    attempt: int = 0  # Number of the call, as a request may be repeated.
 
     @property
     def batch(self) -> tuple[int, int, int]:
@@ -126,7 +126,7 @@ class Actor:
         self._step = -1  # Of the last gradient.
         self._interrupted = -1  # The last attempt that was called back.
         place = self._place if several else None
-        # What earlier gradients lost by rounding, before and after the last task. It stays here, where it costs no transfer;
+        # What earlier gradients lost by rounding, before and after the last request. It stays here, where it costs no transfer;
         # with the actor at most one gradient's rounding is lost.
         self._before = self._after = None
         if job.rounds:
@@ -147,22 +147,22 @@ class Actor:
         names = "+".join(f"{device.platform}:{device.id}" for device in devices_of(self._place))
         return "device", f"{socket.gethostname()}:{names}"
 
-    def gradient(self, run: str, view: Packed, local: PyTree, applied: bool, task: Task) -> Reply:
-        """Compute the gradient of a task at a view; ``applied`` is True if the worker's last commit was."""
+    def gradient(self, run: str, view: Packed, local: PyTree, applied: bool, request: Request) -> Reply:
+        """Compute the gradient of a request at a view; ``applied`` is True if the worker's last commit was."""
         began = time.perf_counter()
         if run != self._run:
             raise NotBegunError(self._failure)
-        data, selection = self._select(task)
+        data, selection = self._select(request)
         waited = time.perf_counter() - began
         data = self._data if data is None else jax.device_put(data, whole(self._place))
         if isinstance(self._place, tuple):
             view = arrived(view, self._place)
         local = keys.as_keys(arrived(local, self._place), self._local) if self._keeps_local else self._local
-        if self._before is not None and applied and task.step != self._step:  # A step may be repeated.
+        if self._before is not None and applied and request.step != self._step:  # A step may be repeated.
             self._before = self._after
         residual = () if self._before is None else (self._before,)
-        arguments = view, local, data, selection, event_of(task.worker, task.step)
-        interrupted = lambda: self._interrupted >= task.attempt
+        arguments = view, local, data, selection, event_of(request.worker, request.step)
+        interrupted = lambda: self._interrupted >= request.attempt
         if interrupted():  # Before it began.
             found = None
         elif self._stepwise is not None:
@@ -175,7 +175,7 @@ class Actor:
             return Reply(None, (), time.perf_counter() - began, waited)
         packed, local, *after = found
         if after:
-            self._after, self._step = after[0], task.step
+            self._after, self._step = after[0], request.step
         sent, local = jax.tree.map(np.asarray, (packed, keys.as_data(local) if self._keeps_local else ()))
         return Reply(sent, local, time.perf_counter() - began, waited)
 
@@ -185,7 +185,7 @@ class Actor:
             self._interrupted = max(self._interrupted, attempt)
 
     def gradient_in_parts(
-        self, run: str, view_places: list[int], places: list[int], small: list, local: PyTree, applied: bool, task: Task,
+        self, run: str, view_places: list[int], places: list[int], small: list, local: PyTree, applied: bool, request: Request,
         *parts: list,
     ) -> tuple:  # fmt: skip
         """Do what :meth:`gradient` does, for a central variable that is divided over actors.
@@ -195,18 +195,18 @@ class Actor:
         """
         sources = {place: iter(leaves) for place, leaves in enumerate((*parts, small))}
         view = Packed({}, [next(sources[place % len(sources)]) for place in view_places])
-        reply = self.gradient(run, view, local, applied, task)
+        reply = self.gradient(run, view, local, applied, request)
         if reply.gradient is None:
             return (reply, *[None] * len(parts))
         leaves = list(zip(places, reply.gradient.apart, strict=True))
         split = [[leaf for place, leaf in leaves if place == at] for at in range(-1, len(parts))]
         return (reply._replace(gradient=split[0]), *split[1:])
 
-    def _select(self, task: Task) -> PyTree:
-        """Return the data and the selection of the task's batch; prefetch the next one, unless other workers may take it."""
+    def _select(self, request: Request) -> PyTree:
+        """Return the data and the selection of the request's batch; prefetch the next one, unless other workers may take it."""
         if self._shared:
-            return self._selections.read(*task.batch)
-        if self._last is not None and self._last != task.batch:
+            return self._selections.read(*request.batch)
+        if self._last is not None and self._last != request.batch:
             self._selections.drop(*self._last)
-        self._last = task.batch
-        return self._selections.take(*task.batch)
+        self._last = request.batch
+        return self._selections.take(*request.batch)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Scattered, Task, arrived
+from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Request, Scattered, arrived
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
@@ -165,7 +165,7 @@ class ClusterPrograms(CentralPrograms):
         It returns the ``ray.ObjectRef`` of a :class:`Reply`, and ``time.perf_counter()`` before the call of the actor.
         """
         view, local = self._views[worker], self._local[worker]
-        version, task = self._version, self._next_task(worker)
+        version, request = self._version, self._next_request(worker)
         report, index = self._reports.get(worker), list(self.reported).index("applied")
 
         def send() -> tuple[Any, float]:
@@ -173,13 +173,13 @@ class ClusterPrograms(CentralPrograms):
             applied = report is not None and unpacked_report(report, self.reported)[index] > 0
             sent = time.perf_counter()
             outgoing = self._outgoing(arrays[0], version)
-            return self.cluster.actors[worker].gradient.remote(self._run, outgoing, arrays[1], applied, task), sent
+            return self.cluster.actors[worker].gradient.remote(self._run, outgoing, arrays[1], applied, request), sent
 
         return send
 
-    def _next_task(self, worker: int) -> Task:
+    def _next_request(self, worker: int) -> Request:
         self._attempts[worker] += 1
-        return Task(worker, self.steps[worker], self.draws.of(worker), self._attempts[worker])
+        return Request(worker, self.steps[worker], self.draws.of(worker), self._attempts[worker])
 
     def interrupt(self, worker: int) -> None:
         with contextlib.suppress(Exception):  # A worker that is lost computes nothing.

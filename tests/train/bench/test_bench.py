@@ -150,5 +150,5 @@ def test_the_flops_of_a_network_agree_with_the_mathematics():
 
 def test_pytorch_trains_the_same_network():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed; it is compared with where it is")
-    for network in ("mlp", "cnn", "cnn7", "resnet8", "resnet20"):
+    for network in ("mlp", "cnn"):
         assert bench_network._theirs(torch, network, make_problem(network, 8), 2)() > 0

@@ -28,7 +28,6 @@ class Dataset:
       mean: normalises images, (image / scale - mean) / std; per channel for colour images.
       std: see `mean`.
       scale: see `mean`.
-      validation: as `test`, if the set has a third part; otherwise None.
       note: how files of a user's own were read, for the line that describes the set.
     """
 
@@ -39,7 +38,6 @@ class Dataset:
     mean: PerChannel = 0.0
     std: PerChannel = 1.0
     scale: float = 255.0
-    validation: Columns | None = None
     note: str = ""
 
     @property
@@ -72,10 +70,8 @@ class Dataset:
         """
         if pool == 1:
             return self
-        parts = {name: getattr(self, name) for name in ("train", "test", "validation")}
-        return dataclasses.replace(
-            self, **{name: part and part | {"image": _pooled(part["image"], pool)} for name, part in parts.items()}
-        )
+        train, test = (part | {"image": _pooled(part["image"], pool)} for part in (self.train, self.test))
+        return dataclasses.replace(self, train=train, test=test)
 
 
 def checksum(dataset: Dataset) -> str:

@@ -58,16 +58,7 @@ def load(
         splits = prepared.read(builder(name), root, manual_dir)
         if len(facts.shape) == 1:
             splits = {split: {"tokens": rows_of(one["text"], facts.shape[0])} for split, one in splits.items()}
-        return Dataset(
-            name,
-            splits["train"],
-            splits["test"],
-            facts.classes,
-            facts.mean,
-            facts.std,
-            facts.scale,
-            splits.get("validation"),
-        )
+        return Dataset(name, splits["train"], splits["test"], facts.classes, facts.mean, facts.std, facts.scale)
     train, test, num_classes = other_sets.load(name, root)
     return Dataset(name, train, test, num_classes, *mean_and_std(train["image"]))
 

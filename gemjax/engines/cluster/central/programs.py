@@ -53,14 +53,14 @@ class DividedPrograms(ClusterPrograms):
     def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, float]]:
         """Do what :meth:`ClusterPrograms.compute` does; the view is in Ray's memory already."""
         view: Any = self._views[worker]
-        local, task = self._local[worker], self._next_task(worker)
+        local, request = self._local[worker], self._next_request(worker)
         places = self.central.commit_program.view_places, self.central.commit_program.gradient_places
 
         def send() -> tuple[Any, float]:
             small, data = jax.tree.map(np.asarray, (view.small, keys.as_data(local) if self._keeps_local else ()))
             sent = time.perf_counter()
             method = self.cluster.actors[worker].gradient_in_parts.options(num_returns=1 + len(view.parts))
-            return method.remote(self._run, *places, small, data, True, task, *view.parts), sent
+            return method.remote(self._run, *places, small, data, True, request, *view.parts), sent
 
         return send
 

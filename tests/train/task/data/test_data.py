@@ -221,7 +221,6 @@ def test_squares_of_pixels_are_averaged_in_every_part():
     np.testing.assert_array_equal(found.train["image"][0, 0, 0], np.rint(images[0, :2, :2].mean((0, 1))))
     np.testing.assert_array_equal(found.test["image"], found.train["image"][:1])
     np.testing.assert_array_equal(found.train["label"], columns["label"])
-    assert found.validation is None
     with pytest.raises(ValueError, match="--pool must divide the sides of images; got 3"):
         data.Dataset("pretended", columns, columns, 10).pooled(3)
     text = {"tokens": np.zeros((2, 5), np.uint8)}

@@ -30,8 +30,8 @@ def test_rows_are_the_text_and_each_token_is_predicted_once(folder):
     parts = {"train": TEXT[:9000], "validation": TEXT[9000:9500], "test": TEXT[9500:]}
     for text, again in zip(parts.values(), split_text(TEXT).values(), strict=True):
         assert text == again
-    for name, text in parts.items():
-        rows = getattr(loaded, name)["tokens"]
+    for name in ("train", "test"):
+        text, rows = parts[name], getattr(loaded, name)["tokens"]
         assert rows.dtype == np.uint8
         assert rows.shape == ((len(text) - 1) // 128, 129)
         assert text.startswith(rows[:, :-1].tobytes())

@@ -27,8 +27,8 @@ class Cifar10Jpeg(Builder, skip_registration=True):
     `cifar10_jpeg75.npz` packs them: `header`, the bytes that all the JPEG files begin with; and for
     `train` and `test` the arrays `…_body`, the bytes between header and end-of-image mark, one image
     after the other, `…_offsets` [n + 1], the first byte of each, and `…_labels` [n]. The SHA-256 is taken over these arrays,
-    so the compression of the archive does not matter. libjpeg versions may
-    decode to values that differ by one.
+    so the compression of the archive does not matter. It takes 18 MB, where the 60,000 files of the images take 55 MB. libjpeg
+    versions may decode to values that differ by one.
     """
 
     name = "gemjax_cifar10_jpeg"
