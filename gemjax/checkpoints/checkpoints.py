@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from gemjax.checkpoints import contents, folder, parts
+from gemjax.checkpoints import contents, folder
 from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
-from gemjax.checkpoints.parts import STATE
+from gemjax.checkpoints.files import STATE, InFile, can_stay
 from gemjax.checkpoints.writing import ORBAX, in_background
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
@@ -39,7 +39,7 @@ class Checkpoints:
     Objects and processes that write to one folder wait for each other's writes; loading moves and removes nothing.
     A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
     view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had. Of a run with
-    ``central_hosts`` each actor writes its own arrays, so all hosts must share the folder (:mod:`gemjax.checkpoints.parts`).
+    ``central_hosts`` each host writes its parts of arrays, so all hosts must share the folder.
 
     Args:
       folder: folder of the checkpoints; created if it does not exist. Give each run its own.
@@ -103,16 +103,19 @@ class Checkpoints:
         check_valid(state)
         contents.check_trace_of(state, trace)
         data = keys.as_data(state)
-        owners = parts.by_owner(data)
-        part_of = {int(index): part for part, (_, arrays) in enumerate(owners) for index in arrays}
-        custom_metadata = contents.metadata_of(state, trace, metadata, part_of)
+        custom_metadata = contents.metadata_of(state, trace, metadata)
         self.wait()
         contents.check_finite(state.params, f"{self.folder}: the state after {len(trace)} commits", self.latest)
         leaves = jax.tree.leaves(data)
+        own = {str(i): leaf for i, leaf in enumerate(leaves) if leaf.size}  # Orbax writes no empty array.
+        others = {name: leaf for name, leaf in own.items() if isinstance(leaf, Elsewhere) and leaf.owner is not None}
         own = {
-            str(i): leaf for i, leaf in enumerate(leaves) if leaf.size and i not in part_of
-        }  # Orbax writes no empty array.
-        own = {name: leaf.read() if isinstance(leaf, Elsewhere) else leaf for name, leaf in own.items()}
+            name: leaf.read() if isinstance(leaf, Elsewhere) else leaf
+            for name, leaf in own.items()
+            if name not in others
+        }
+        owner = next((leaf.owner for leaf in others.values()), None)
+        write = _write_here if owner is None else owner.writer(others)
         if not wait:  # A run that goes on donates the buffers of its state to the next commit.
             own = {name: jnp.array(leaf, copy=True) for name, leaf in own.items()}
         columns = {name: getattr(trace, name) for name in contents.KINDS} if len(trace) else {}
@@ -125,20 +128,19 @@ class Checkpoints:
                 stacklevel=2,
             )
         unfinished = folder.unfinished(self.folder, len(trace))
-        kept, arrays = parts.keep(owners, unfinished), {STATE: own} | ({TRACE: columns} if columns else {})
+        arrays = {STATE: own} | ({TRACE: columns} if columns else {})
         with Held():  # Ctrl-C in between would lose sight of the write.
-            self._writing = in_background(functools.partial(self._write, unfinished, arrays, custom_metadata, kept))
+            self._writing = in_background(functools.partial(self._write, unfinished, arrays, custom_metadata, write))
         if wait:
             self.wait()
 
-    def _write(self, unfinished: Path, arrays: dict, custom_metadata: dict, kept: list[parts.Part]) -> None:
+    def _write(self, unfinished: Path, arrays: dict, custom_metadata: dict, write: Callable) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
         with folder.locked(self.folder):
             folder.clean(self.folder)
             try:
                 with ORBAX:
-                    ocp.save_checkpointables(str(unfinished), arrays, custom_metadata=custom_metadata)
-                parts.collect(kept, unfinished)
+                    write(str(unfinished), arrays, custom_metadata)
                 checkpoint = self.folder / str(custom_metadata["commits"])
                 folder.publish(unfinished, checkpoint, self.keep, removes_later=self.replaces_later)
             except BaseException:
@@ -254,9 +256,10 @@ class Checkpoints:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         leaves, structure = jax.tree.flatten(keys.as_data(shapes))
         named = zip(contents.names(like), jax.tree.leaves(like), strict=True)
-        stays = [in_files and parts.can_stay(*one) for one in named]
-        plan = parts.Plan(leaves, [part for *_, part in metadata["arrays"]], stays)
-        abstract: dict[str, Any] = {STATE: plan.abstract(contents.readable)}
+        stays = [in_files and can_stay(*one) for one in named]
+        together = tuple(str(index) for index, leaf in enumerate(leaves) if leaf.size)
+        read = {str(index): ... if stays[index] else contents.readable(leaf) for index, leaf in enumerate(leaves)}
+        abstract: dict[str, Any] = {STATE: {name: read[name] for name in together}}
         if commits:
             abstract[TRACE] = {name: np.empty(commits, kind) for name, kind in contents.KINDS.items()}
         try:
@@ -264,7 +267,14 @@ class Checkpoints:
                 found = ocp.load_checkpointables(str(checkpoint), abstract)
         except Exception as error:
             raise unreadable(name, error) from error
-        state = jax.tree.unflatten(structure, plan.filled(found[STATE], checkpoint))
+
+        def array(index: int, leaf: Any) -> Any:
+            if stays[index]:
+                return InFile(checkpoint, together, str(index), leaf)
+            one = found[STATE][str(index)] if leaf.size else np.zeros(leaf.shape, leaf.dtype)
+            return jax.device_put(one, leaf.sharding)
+
+        state = jax.tree.unflatten(structure, [array(*row) for row in enumerate(leaves)])
         trace = Trace(**found.get(TRACE, {"worker": []}), num_workers=metadata["num_workers"])
         return keys.as_keys(state, like), trace, metadata["user"]
 
@@ -288,6 +298,10 @@ class Checkpoints:
 
     def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
         close_after(raised, self.close, "the last checkpoint was not written")
+
+
+def _write_here(path: str, arrays: dict, metadata: dict) -> None:
+    ocp.save_checkpointables(path, arrays, custom_metadata=metadata)
 
 
 def _as_like(leaf: Any) -> Any:

@@ -1,7 +1,6 @@
 """Contents of a checkpoint: metadata and arrays, described when they are saved and checked when they are loaded."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.checkpoints.errors import CheckpointError
-from gemjax.checkpoints.parts import not_finite
 from gemjax.engines.checks import WIDE
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.transition import RunState, check_led_to, rows_of_trace
 from gemjax.protocol.trace import COLUMNS, Trace
 
-FORMAT = "gemjax.run.3"  # Increases whenever the metadata, RunState or the columns of a trace change.
+FORMAT = "gemjax.run.4"  # Increases whenever the metadata, RunState or the columns of a trace change.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
@@ -57,17 +55,15 @@ def check_trace_of(state: RunState, trace: Any) -> None:
     check_led_to(state, trace)
 
 
-def metadata_of(state: Any, trace: Trace, user: Any, part_of: Mapping[int, int]) -> dict[str, Any]:
+def metadata_of(state: Any, trace: Trace, user: Any) -> dict[str, Any]:
     """Return the metadata of a checkpoint, with those of the user.
 
-    They describe the arrays of the state in order: the name, dtype and shape of each, the generator of typed keys, and the
-    number of the part that another process writes.
+    They describe the arrays of the state in order: the name, dtype and shape of each, and the generator of typed keys.
 
     Args:
       state: the state.
       trace: its trace.
       user: metadata of the user.
-      part_of: the part of each array that another process writes, by its number.
 
     Raises:
       TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON.
@@ -89,7 +85,7 @@ def metadata_of(state: Any, trace: Trace, user: Any, part_of: Mapping[int, int])
         "commits": len(trace),
         "num_workers": trace.num_workers,
         "method": parts_of_method(state),
-        "arrays": [[*described, part_of.get(index)] for index, described in enumerate(_described(state))],
+        "arrays": _described(state),
         "user": json.loads(json.dumps(user or {})),  # A copy: it may be written later.
     }
 
@@ -97,7 +93,7 @@ def metadata_of(state: Any, trace: Trace, user: Any, part_of: Mapping[int, int])
 def check_finite(params: Any, state: str, newest: int | None) -> None:
     """Raise :class:`CheckpointError` if ``params`` are not finite; ``state`` begins the message."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (count := not_finite(leaf)):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (count := int(jnp.sum(~jnp.isfinite(np.asarray(leaf))))):
             kept = "there is no other" if newest is None else f"that of {newest} commits is kept"
             raise CheckpointError(
                 f"{state} is not saved, because params{jax.tree_util.keystr(path)} has {count} of {leaf.size} numbers that are "
@@ -128,7 +124,7 @@ def check_metadata(found: Any, like: RunState, checkpoint: str, commits: int) ->
             f"{checkpoint} is of another method: its state is made of {', '.join(map(str, found['method']))}, but that of this "
             f"run of {', '.join(expected)}; continue with the method that wrote it, or start a new run"
         )
-    saved, wanted = [row[:3] for row in found["arrays"]], _described(like)
+    saved, wanted = found["arrays"], _described(like)
     if saved != wanted:
         different = [row for row in saved if row not in wanted] + [row for row in wanted if row not in saved]
         first = min(row[0] for row in different)

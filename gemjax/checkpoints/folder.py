@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ SIZES = "gemjax.sizes.json"  # Size of every other file of a checkpoint.
 METADATA = "_CHECKPOINT_METADATA"  # The file in which Orbax keeps what gemjax writes as metadata.
 LOCK = ".lock"  # A file, because network file systems lock nothing that cannot be opened for writing.
 PATIENCE = 300.0  # Seconds.
-_writes = itertools.count()
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def unfinished(folder: Path, commits: int) -> Path:
     """Return the path at which a checkpoint is written; no other write uses it, not even one that was interrupted."""
-    return folder / f"{commits}{UNFINISHED}{os.getpid()}-{next(_writes)}"
+    return folder / f"{commits}{UNFINISHED}{uuid.uuid4().hex[:12]}"
 
 
 def clean(folder: Path) -> None:

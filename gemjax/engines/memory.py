@@ -21,20 +21,14 @@ from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import check_num_workers
 
 PyTree = Any
-Function = Callable[[dict[str, np.ndarray]], Any]
 CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")  # Of cgroup v2.
 
 
 class Owner(Protocol):
-    """A process that has arrays of a state."""
+    """Processes that have arrays of a state."""
 
-    def keep(self, arrays: "Mapping[str, Elsewhere]") -> Callable[[Function], Callable[[], Any]]:
-        """Let the process keep these arrays as they are now, for one call.
-
-        Returns:
-          ``call(fn)``, which lets the process call ``fn`` with a dict of the arrays, and returns a function that waits for the
-          result.
-        """
+    def writer(self, leaves: "Mapping[str, Any]") -> Callable[[str, Mapping[str, Any], Any], None]:
+        """Return ``write(path, arrays, metadata)``, by which they write a checkpoint of ``arrays`` and of their ``leaves``."""
         ...
 
 
@@ -45,23 +39,26 @@ class Elsewhere(abc.ABC):
       shape, dtype: those of the array.
 
     Attributes:
-      owner: the process that has the array; ``None`` if it is in a file.
+      owner: the processes that have the array; ``None`` if it is in a file.
+      at: the checkpoint in which it is, and the names of all arrays there, by which arrays are read together; else ``None``.
+      name: its name there.
     """
 
     owner: Owner | None = None
+    at: tuple[str, tuple[str, ...]] | None = None
+    name = ""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any):
         self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
         self.size = math.prod(shape)
         self.nbytes = self.size * self.dtype.itemsize
 
+    def check(self) -> None:  # noqa: B027
+        """Check that the array is still there; by default it is."""
+
     @abc.abstractmethod
     def read(self) -> np.ndarray:
         """Return the array."""
-
-    @abc.abstractmethod
-    def sent(self) -> Any:
-        """Return an argument for an actor of Ray, with which the actor reads the array itself."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy  # It is a copy.

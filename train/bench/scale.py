@@ -48,7 +48,8 @@ class Arrangement:
       period: local steps per commit.
       up: bytes of a commit relative to float32.
       down: bytes of a view relative to float32.
-      actors: central actors, each on a host of its own, among which the parameters are divided.
+      actors: central actors, each on a host of its own, over which the parameters are sharded. They copy and commit their parts
+        at the same time, while the driver's thread waits.
     """
 
     name: str

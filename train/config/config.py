@@ -134,7 +134,7 @@ class Config(Common):
     central_devices: int = 1
     """Devices over which the central variable is sharded (not in a simulation)."""
     central_hosts: int = 0
-    """Hosts over which the central variable and the method's state are divided (`--engine cluster`); 0: the driver alone."""
+    """Hosts over which the central variable and the method's state are sharded (`--engine cluster`); 0: the driver alone."""
     worker_devices: int = 1
     """Devices per worker, which share each of its batches (`--engine devices`)."""
     address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None

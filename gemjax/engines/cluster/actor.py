@@ -13,6 +13,7 @@ import numpy as np
 
 from gemjax.batches.local import LocalBatches
 from gemjax.engines.cluster.compression import with_feedback
+from gemjax.engines.cluster.pieces import joined, split
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.prefetch import Selections
@@ -49,17 +50,10 @@ class Request(NamedTuple):
         return self.worker, self.step, self.draw
 
 
-class Scattered(NamedTuple):
-    """A view or a gradient of a divided central variable: small leaves, and an object of Ray per part with the others."""
-
-    small: list[Any]
-    parts: list[Any]  # Each is None for zeros.
-
-
 class Reply(NamedTuple):
     """A gradient in host memory, with the times that it took; durations need no common clock."""
 
-    gradient: Any  # Packed, or of a divided central variable; ``None`` if the worker was called back.
+    gradient: Any  # Packed, or in pieces of several hosts; ``None`` if the worker was called back.
     local: PyTree  # State of the local optimizer, with keys as integers.
     seconds: float  # In the actor,
     waited: float  # and of these for data.
@@ -118,6 +112,7 @@ class Actor:
         self._place: Place = tuple(devices) if several else devices[0]
         batches = offload_if_needed(job.batches, {}, devices[0])
         batches = batches if job.step.local is None else LocalBatches(batches, job.step.local)
+        self._view = jax.eval_shape(job.packers.views.zeros)
         self._local, self._keeps_local = job.local, bool(jax.tree.leaves(job.local))
         self._shared = batches.shared
         self._selections = Selections(batches, 1)
@@ -184,23 +179,18 @@ class Actor:
         if run == self._run:
             self._interrupted = max(self._interrupted, attempt)
 
-    def gradient_in_parts(
-        self, run: str, view_places: list[int], places: list[int], small: list, local: PyTree, applied: bool, request: Request,
-        *parts: list,
-    ) -> tuple:  # fmt: skip
-        """Do what :meth:`gradient` does, for a central variable that is divided over actors.
+    def gradient_in_pieces(self, run: str, local: PyTree, applied: bool, request: Request, *pieces: Packed) -> tuple:
+        """Do what :meth:`gradient` does, from the pieces of a view, for a central variable over several hosts.
 
-        ``small`` has the leaves of the view that are at place -1, the driver, and ``parts[k]`` those at place k. Returned are a
-        reply with the small leaves of the gradient, and for each part the others.
+        Returns:
+          A reply without the gradient, and the piece of it for each host.
         """
-        sources = {place: iter(leaves) for place, leaves in enumerate((*parts, small))}
-        view = Packed({}, [next(sources[place % len(sources)]) for place in view_places])
-        reply = self.gradient(run, view, local, applied, request)
+        if run != self._run:
+            raise NotBegunError(self._failure)
+        reply = self.gradient(run, joined(pieces, self._view), local, applied, request)
         if reply.gradient is None:
-            return (reply, *[None] * len(parts))
-        leaves = list(zip(places, reply.gradient.apart, strict=True))
-        split = [[leaf for place, leaf in leaves if place == at] for at in range(-1, len(parts))]
-        return (reply._replace(gradient=split[0]), *split[1:])
+            return (reply, *[None] * len(pieces))
+        return (reply._replace(gradient=()), *split(reply.gradient, len(pieces)))
 
     def _select(self, request: Request) -> PyTree:
         """Return the data and the selection of the request's batch; prefetch the next one, unless other workers may take it."""

@@ -35,7 +35,7 @@ from gemjax.protocol.staleness import check_num_workers
 
 RAY_HAS_ENDED = "the Ray of this cluster has ended on its host, so no worker can return; make another cluster"
 PATIENCE = 60.0  # Seconds without an answer of the actors after which a warning names the resources that they wait for.
-FILES = "files"  # Threads of a central actor that write its files, while it goes on with commits.
+FILES = "files"  # Threads of a central actor that wait for its files, while it goes on with commits.
 PAUSE = 0.2  # Seconds between two calls of an actor that is being restarted.
 REPLACED = 20.0  # Seconds after which an actor that Ray does not restart is replaced by a new one.
 INTERRUPTIONS = "interruptions"  # Ray's name of the actors' thread for calls that overtake a gradient.
@@ -76,9 +76,9 @@ class Cluster:
         placed for itself.
       central: device of the central variable on the driver's host, or a tuple of devices over which it is sharded; default the
         host's CPU.
-      central_hosts: number of hosts over which central variable and method state are divided, positive; see
-        :func:`gemjax.run_on_cluster`. Ray spreads as many further actors over the hosts; ``central`` is then the place of small
-        arrays. Default: the driver keeps everything.
+      central_hosts: number of hosts over which central variable and method state are sharded, positive; see
+        :func:`gemjax.run_on_cluster`. Ray spreads as many further actors over the hosts, which compute on CPUs; ``central`` is
+        then the place of what the driver reads. Default: the driver keeps everything.
       runtime_env: environment of the workers, as for ``ray.init``, such as ``{"working_dir": "."}``; default that of Ray.
 
     Raises:
@@ -136,7 +136,8 @@ class Cluster:
         self._central, self._groups = central, groups
         self.actors: list[Any] = []
         self._pings: list[Any] = []  # Replies of the actors, once Ray has placed them.
-        self._central_actors: list[list[Any]] = []  # Of the last run, and of the one that begins.
+        self._central_actors: list[Any] = []
+        self._world: Any = None  # That they form.
         self._restarts: queue.SimpleQueue = queue.SimpleQueue()
         self._connection = contextlib.ExitStack()  # Made by this object, and ended with it.
         self._connected = False  # By this object.
@@ -279,30 +280,32 @@ class Cluster:
         """The option of an actor for its environment, unless it is that of the connection."""
         return {} if self._runtime_env is None or self._connected else {"runtime_env": self._runtime_env}
 
-    def start_central(self, kind: type, parts: int, *, keep: bool) -> list[Any]:
-        """Return new actors for the parts of a central variable. One that ends has lost its part, so none is restarted.
+    def world(self, kind: type, form: Callable[[list[Any]], Any], hosts: int) -> Any:
+        """Return the world of the central variable, that of the last run if all its actors live.
 
         Args:
-          kind: class of the actors.
-          parts: number of actors.
-          keep: True if the actors of the last run are needed until :meth:`end_central` is called.
+          kind: class of the actors. One that ends has lost its part, so none is restarted.
+          form: makes a world of new actors.
+          hosts: number of actors.
         """
-        if not keep:
+        if self._world is None or self._world.is_broken():
             self.end_central()
-        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        options |= {"concurrency_groups": {FILES: 1}}
-        imported_ray().method(concurrency_group=FILES)(kind.apply)  # Ray Client takes no group with a call.
-        make = imported_ray().remote(**options | self._environment)(kind)
-        self._central_actors.append([make.remote(_paths()) for _ in range(parts)])
-        return self._central_actors[-1]
+            options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+            options |= {"concurrency_groups": {FILES: 8}}  # A failed write may keep one of them for minutes.
+            imported_ray().method(concurrency_group=FILES)(kind.written)  # Ray Client takes no group with a call.
+            make = imported_ray().remote(**options | self._environment)(kind)
+            self._central_actors = [make.remote(_paths()) for _ in range(hosts)]
+            self._world = form(self._central_actors)
+        return self._world
 
-    def end_central(self, *, but: list[Any] | None = None) -> None:
-        """End the actors of the central variable, and empty their lists."""
-        for actors in self._central_actors:
-            while actors is not but and actors:
-                with contextlib.suppress(Exception):
-                    imported_ray().kill(actors.pop())
-        self._central_actors = list(filter(None, self._central_actors))
+    def end_central(self) -> None:
+        """End the actors of the central variable."""
+        if self._world is not None:
+            self._world.actors.clear()
+        for actor in self._central_actors:
+            with contextlib.suppress(Exception):
+                imported_ray().kill(actor)
+        self._central_actors, self._world = [], None
 
     def _await_enough(self, ray: Any) -> None:
         """Wait for the actors that the cluster has room for, or with patience for ``min_workers``; warn of the others."""

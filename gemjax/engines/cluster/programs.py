@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Request, Scattered, arrived
+from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Request, arrived
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
+from gemjax.engines.cluster.pieces import Pieces
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
 from gemjax.engines.devices.hardware.placement import Placement, spare
@@ -251,9 +252,9 @@ def _reply(reference: Any) -> Reply:
     """
     ray = imported_ray()
     try:
-        if isinstance(reference, list):  # A gradient in parts, which stay where they are.
+        if isinstance(reference, list):  # A gradient in pieces, which stay where they are.
             reply = ray.get(reference[0])
-            return reply._replace(gradient=Scattered(reply.gradient, reference[1:]))
+            return reply if reply.gradient is None else reply._replace(gradient=Pieces(reference[1:]))
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         cause = getattr(error, "cause", None)

@@ -10,8 +10,8 @@ import optax
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import check_callback, check_given, warn_of_two_rates
-from gemjax.engines.cluster.central.first import first_state
-from gemjax.engines.cluster.central.programs import DividedPrograms
+from gemjax.engines.cluster.central.driver import unmade_state
+from gemjax.engines.cluster.central.programs import SharedPrograms
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import COMPRESSIONS
 from gemjax.engines.cluster.connection import imported_ray
@@ -70,12 +70,14 @@ def run_on_cluster(
     the workers cannot import.
 
     **Several hosts for the central variable.** With ``Cluster(..., central_hosts=n)`` central variable and method state are
-    divided over ``n`` further actors, between which and the workers views and gradients travel. The driver schedules, and
-    combines what a rule needs of the whole tree, such as norms. A commit changes all parts or none. If one of these actors
-    ends, the run ends with an error; continue from the last checkpoint, with any ``n``. Each actor makes its own part of the
-    first state. ``progress.state()`` and ``result.state`` have stand-ins for large arrays: ``np.asarray`` copies one here,
-    until the cluster ends or begins its next run. ``Checkpoints.save`` lets each actor write its own part, and
-    ``Checkpoints.load(..., in_files=True)`` lets each read its own; the folder must be in a file system that all hosts share.
+    sharded over ``n`` further actors, between which and the workers views and gradients travel. The actors form one world of
+    ``jax.distributed`` on the hosts' CPUs, and a commit is one program of all of them, which XLA divides; so every method
+    goes. Each array is cut along its longest axis that ``n`` divides; one without such an axis is whole on each host. The
+    driver orders commits. If one of these actors ends or fails, the run ends with an error; continue from the last
+    checkpoint, with any ``n``. ``progress.state()`` and ``result.state`` have stand-ins for large arrays: ``np.asarray``
+    copies one here, until the cluster ends or begins its next run. ``Checkpoints.save`` lets the actors write
+    beside the next commits, and ``Checkpoints.load(..., in_files=True)`` lets them read; the folder must be in a file system
+    that all hosts share.
     ``result.params`` and ``result.model_state`` are arrays. The driver keeps the states of local optimizers.
 
     **Late workers.** A run begins with the workers that Ray has placed (``Cluster(..., min_workers=n)``). The others join when
@@ -128,8 +130,7 @@ def run_on_cluster(
     Raises:
       ImportError: if Ray is not installed.
       TypeError: if an argument is of the wrong type, or cannot be pickled; the message names the object.
-      ValueError: if the workers cannot import a module, which the message names; if the central variable cannot be divided
-        over ``central_hosts``; or as :func:`gemjax.run_on_devices`.
+      ValueError: if the workers cannot import a module, which the message names; or as :func:`gemjax.run_on_devices`.
       RuntimeError: if ``cluster`` is busy with another run.
       RunFailedError: as :func:`gemjax.run_on_devices`. Every exception during the run has an attribute ``result``,
         unless an actor of ``central_hosts`` is lost with its part of the state.
@@ -171,7 +172,7 @@ def run_on_cluster(
         begin, periods = continue_numbers(begin, plain, local)
         transition = dataclasses.replace(run.transition, local=periods)
         grouped = plain if periods is None else LocalBatches(plain, periods)
-        kind = ClusterPrograms if workers.central_hosts is None else DividedPrograms
+        kind = ClusterPrograms if workers.central_hosts is None else SharedPrograms
         return kind(
             transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression,
             parts=workers.central_hosts or 0, interruptible=run.policy.interrupt is not None,
@@ -187,5 +188,5 @@ def run_on_cluster(
     made: list[Result] = []
     with leaving(made), contextlib.ExitStack() as stack:
         stack.enter_context(workers.alone())
-        made.append(run.execute(programs, waiters, *(() if workers.central_hosts is None else (first_state,))))
+        made.append(run.execute(programs, waiters, *(() if workers.central_hosts is None else (unmade_state,))))
     return made[0]

@@ -213,7 +213,7 @@ class Scheduler:
         if self.may_be_due(1):  # The commits before it may have been refused.
             self.history.read_all()
         report = self.programs.commit(worker, gradient)
-        now = self.history.now()  # A divided central variable has waited for its actors until here.
+        now = self.history.now()
         # Without the gradient, so that its memory is freed.
         arrival = arrival._replace(gradient=None, interrupted=self.roster.interruptions[worker])
         self.history.pending.append(Pending(arrival, now, draw, report))

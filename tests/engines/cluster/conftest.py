@@ -1,4 +1,4 @@
-"""A local Ray cluster of four workers, shared by the tests of a module, one of two nodes, and a fake one that is divided."""
+"""A local Ray cluster of four workers, shared by the tests of a module, one of two nodes, and a fake one."""
 
 import sys
 
@@ -6,7 +6,6 @@ import jax
 import pytest
 
 import gemjax
-from gemjax.engines.cluster.central import division
 from gemjax.engines.cluster.cluster import settings
 
 
@@ -38,13 +37,7 @@ def two_nodes(monkeypatch):
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Arrays of five numbers are large, so that a central variable is divided."""
-    monkeypatch.setattr(division, "SMALL", 4)
-
-
-@pytest.fixture
-def fake(monkeypatch, small):
+def fake(monkeypatch):
     """Stand-in for Ray whose actors are threads."""
     from engines.cluster.fake_ray import FakeRay  # It skips without Ray.
 

@@ -19,7 +19,6 @@ from methods.rows import METHODS
 
 import gemjax
 from gemjax.engines.cluster.actor import Actor
-from gemjax.engines.cluster.central import division
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.stepwise import Stepwise
 
@@ -36,7 +35,7 @@ def fake(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"central_hosts": 2}, *(pytest.param(one, marks=pytest.mark.nightly) for one in ({}, {"compression": "int8"}))],
+    [{}, pytest.param({"compression": "int8"}, marks=pytest.mark.nightly)],
     ids=str,
 )
 def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
@@ -64,13 +63,12 @@ def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
         replies.append((task, reply.gradient))
         return reply
 
-    monkeypatch.setattr(division, "SMALL", 4)
     monkeypatch.setattr(Stepwise, "__call__", held)
     monkeypatch.setattr(Actor, "gradient", noted)
     monkeypatch.setattr(Actor, "interrupt", lambda *arguments: (interrupt(*arguments), called_back.set()))
     tx, problem, local = gemjax.downpour(num_workers=2), mlp(), gemjax.LocalSteps(fading(0.02), 5)
-    compression, hosts = (options.get(name) for name in ("compression", "central_hosts"))
-    with gemjax.Cluster(2, central_hosts=hosts) as cluster:
+    compression = options.get("compression")
+    with gemjax.Cluster(2) as cluster:
         result = gemjax.run_on_cluster(
             tx, *problem[:3], 12, cluster=cluster, model_state=problem.model_state, compression=compression,
             policy=gemjax.Policy(interrupt=2), local=local, gate=lambda worker, step: entered.wait(60) and None,
@@ -85,10 +83,15 @@ def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    ["lsgd-groups", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("ringmaster", "downpour", "gem"))],
+    ("name", "hosts"),
+    [
+        ("lsgd-groups", None),
+        ("downpour", 2),
+        *(pytest.param(name, None, marks=pytest.mark.nightly) for name in ("ringmaster", "downpour", "gem")),
+    ],
 )
-def test_the_law_holds(name, cluster, x64):
+def test_the_law_holds(name, hosts, cluster, x64, monkeypatch):
+    monkeypatch.setattr(cluster, "central_hosts", hosts)
     row = ROWS[name]
     make = lambda n: gemjax.ringmaster(0.05, n, threshold=LIMIT)
     make = make if name == "ringmaster" else row

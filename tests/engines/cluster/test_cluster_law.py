@@ -1,5 +1,7 @@
 """The law on a Ray cluster: the simulator repeats a run of actors from its record alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,6 +9,7 @@ from engines.problems import Abreast, Behind, assert_close, every_method, mlp, p
 from engines.test_law import COMMITS, SEED, WORKERS, assert_the_law, drop_in_front_of_gem
 
 import gemjax
+from gemjax.engines.memory import here
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +34,18 @@ def test_the_same_trace_gives_the_same_parameters(make, cluster, x64):
     network = result.history["network"]
     assert (network > 0).all()
     assert (network <= result.history["ready"] - result.history["dispatched"]).all()
+
+
+@every_method(each_kind=True)
+def test_it_holds_with_the_central_variable_over_two_hosts(make, cluster, x64, monkeypatch):
+    monkeypatch.setattr(cluster, "central_hosts", 2)
+    problem = problem_of(make)
+    commits = COMMITS if make.converges_stale else 16
+    result = on_the_cluster(cluster, make, problem, commits, gate=Abreast(WORKERS))
+    result = dataclasses.replace(result, state=here(result.state))
+    assert len(result.trace) == commits
+    assert result.trace.staleness.max() > 0
+    assert_the_law(result, make, problem, rtol=1e-10, refused=make.refuses)
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,44 @@
-"""The process of one part of the central variable."""
+"""A process of the world that has the central variable."""
 
-import itertools
 import os
 import pickle
+import socket
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from orbax.checkpoint import v1 as ocp
 
-from gemjax.engines.cluster.central.commit import Arrays, Commit, Leaf, Part
-from gemjax.engines.cluster.central.first import First
-from gemjax.engines.memory import Elsewhere
+from gemjax.engines.cluster.connection import imported_ray
+from gemjax.engines.cluster.pieces import own_piece, spread, together
+from gemjax.engines.devices.hardware import keys
+from gemjax.engines.devices.hardware.central import Central
+from gemjax.engines.devices.hardware.packing import Packed
+from gemjax.engines.devices.hardware.programs.gradients import Packers
+from gemjax.engines.devices.hardware.sharding import Place, in_parts, shardings, whole
+from gemjax.engines.result import without_numbers
+from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol.slots import Slots
+
+PyTree = Any
+SMALL = 256  # Numbers in the largest array of a state that the driver always has.
+STATE = "state"  # Name of the arrays in the files of a checkpoint.
+
+
+class Recipe(NamedTuple):
+    """Picklable description of a run's central variable."""
+
+    transition: Transition
+    state: RunState  # Shapes, without the state of local optimizers and what the host counts.
+    packers: Packers
+    keeps_local: bool
 
 
 class CentralActor:
-    """One part of the central variable. Views and gradients are lists of arrays, in the order of their leaves.
+    """One process of several that have the central variable; all of them are called alike, in the same order.
 
     Args:
       paths: as for :class:`gemjax.engines.cluster.actor.Actor`.
@@ -25,96 +46,145 @@ class CentralActor:
 
     def __init__(self, paths: list[str]):
         sys.path.extend(path for path in paths if path not in sys.path and os.path.isdir(path))
+        self._central: Any = None  # A Central.
+        self._kept: dict[int, dict[str, Any]] = {}
+        self._gathered: list[Any] = []  # The leaves of its state, until the next commit.
 
-    def begin(self, place: int, config: Mapping[str, Any], pickled: bytes) -> tuple[str, str]:
-        """Prepare for a run as the part ``place``; return "divided" and a digest, or "missing" and a module's name."""
+    def address(self) -> str:
+        """Return an address of this process that is free."""
+        host = imported_ray().util.get_node_ip_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"{host}:{free.getsockname()[1]}"
+
+    def join(self, address: str, host: int, hosts: int) -> None:
+        """Form one world with the others, of which the first one has the address; called once, before JAX has begun."""
+        # CPU devices that share the cores of a host are no more than one.
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(address, hosts, host)
+        self._host, devices = host, jax.devices()
+        self._place: Place = tuple(
+            min((one for one in devices if one.process_index == of), key=lambda one: one.id) for of in range(hosts)
+        )
+
+    def begin(self, config: Mapping[str, Any], pickled: bytes) -> tuple[str, str]:
+        """Prepare for a run; return "begun", or "missing" and the name of a module."""
         for name, value in config.items():
             jax.config.update(name, value)
         try:
-            recipe = pickle.loads(pickled)
+            self._recipe: Recipe = pickle.loads(pickled)
         except ModuleNotFoundError as error:
             return "missing", error.name or str(error)
-        self._place, self._commit = place, Commit(recipe)
-        self._kept: dict[int, dict[str, Any]] = {}
-        self._tokens = itertools.count()
-        self._shared: dict[int, Any] = {}
-        self._slots: list[dict[int, Any]] = []
-        self._gradient_here, self._view_here = (self._commit.gradient_at(place), self._commit.view_at(place))
-        return "divided", self._commit.digest
+        self._leaves: dict[int, Any] = {}
+        return "begun", ""
 
-    def make_first(self, given: list, num_workers: int) -> None:
-        """Begin with the first state, from the leaves of parameters and model state that this part needs for it."""
-        shared, each = First(self._commit).make(self._place, jax.tree.map(jnp.array, given), num_workers)
-        self._part, self._version = Part(self._commit, self._place, shared, each), 0
+    def load(self, index: int, array: np.ndarray) -> None:
+        """Take a leaf of what the run begins with."""
+        self._leaves[index] = spread(self._place, array)
 
-    def load(self, number: int, array: Any, stacked: bool) -> None:
-        """Take a leaf of the state to continue from, or read it itself; a stacked one has a row per worker."""
-        array = array.read() if isinstance(array, Elsewhere) else array
-        if not stacked:
-            self._shared[number] = jnp.array(array)
-            return
-        self._slots = self._slots or [{} for _ in array]
-        for slot, row in zip(self._slots, array, strict=True):
-            slot[number] = jnp.array(row)
+    def read_files(self, checkpoint: str, together: Sequence[str], wanted: Mapping[int, str]) -> None:
+        """Read leaves of the state from a checkpoint, by their names there; ``together`` has all names."""
+        like = jax.tree.leaves(keys.as_data(self._recipe.state))
+        names: dict[str, Any] = dict.fromkeys(together, ...)
+        for index, name in wanted.items():
+            shape, dtype = like[index].shape, like[index].dtype
+            names[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=in_parts(self._place, shape))
+        found = ocp.load_checkpointables(checkpoint, {STATE: names})[STATE]
+        self._leaves |= {index: found[name] for index, name in wanted.items()}
 
-    def continue_run(self, num_workers: int) -> None:
-        """Continue from the leaves that were loaded."""
-        each = self._slots or [{} for _ in range(num_workers)]
-        self._part, self._version = Part(self._commit, self._place, self._shared, each), 0
-        self._shared, self._slots = {}, []
+    def keep_leaves(self, indices: Mapping[int, int]) -> None:
+        """Take leaves of the state from that which the last run has reached, by their numbers in both."""
+        self._leaves |= {index: self._gathered[before] for index, before in indices.items()}
 
-    def receive(self, leaves: list | None) -> None:
-        """Take the gradient of the next commit; ``None`` stands for zeros."""
-        if leaves is None:
-            avals = self._commit.division.program.avals
-            leaves = [jnp.zeros(avals[number].shape, avals[number].dtype) for number in self._gradient_here]
-        self._gradient = dict(zip(self._gradient_here, leaves, strict=True))
+    def ping(self) -> None:
+        """Return at once."""
 
-    def round(self, version: int, worker: int, level: int, received: Arrays) -> dict[int, Any]:
-        """Compute one round of a commit of ``worker``; the first one begins it. The version counts commits and pulls."""
-        self._check(version)
-        if level == 0:
-            self._part.begin(worker, self._gradient)
-        return jax.tree.map(np.asarray, self._part.run(level, received))
+    def start(self, first: bool) -> None:
+        """Begin with the leaves that were loaded: those of the state, or those of parameters and model state alone.
 
-    def finish(self) -> list:
-        """Replace the state by that after the commit, and return the leaves of the worker's next view."""
-        found = self._part.finish()
-        self._version += 1
-        return [np.asarray(found[out]) for out in self._view_here]
+        Args:
+          first: True to make the first state of a run, of which only parameters and model state were loaded.
+        """
+        self._central, self._gathered = None, []
+        transition, like, packers, keeps_local = self._recipe
+        given = (like.params, like.model_state) if first else like
+        leaves, self._leaves = [self._leaves[index] for index in sorted(self._leaves)], {}
+        data = jax.tree.unflatten(jax.tree.structure(given), leaves)
 
-    def read(self, version: int, numbers: list[int], worker: int | None = None) -> list:
-        """Return values of the state: those that all workers share, and those of the slot of ``worker``."""
-        self._check(version)
-        kept = self._part.shared | ({} if worker is None else self._part.slots[worker])
-        return [np.asarray(kept[number]) for number in numbers]
+        def begin(data):
+            tree = keys.as_keys(data, given)
+            state = without_numbers(transition.init(*tree)) if first else tree
+            return state._replace(view=Slots(state.view.value._replace(local=()), transition.num_workers))
 
-    def keep(self, version: int, leaves: Mapping[str, Leaf]) -> int:
-        """Keep leaves of the state as they are now, which copies nothing; return a number for :meth:`apply`."""
-        self._check(version)
-        part = self._part
-        self._kept[token := next(self._tokens)] = {
-            name: [slot[leaf.number] for slot in part.slots] if leaf.stacked else part.shared[leaf.number]
-            for name, leaf in leaves.items()
-        }
-        return token
+        state = jax.jit(begin, out_shardings=shardings(self._place, like))(data)
+        del data, leaves
+        self._central = Central(transition, state, self._place, *packers, keeps_local)
+        self._nothing = jax.eval_shape(packers.gradients.zeros)
 
-    def apply(self, token: int, fn: Callable[[dict[str, np.ndarray]], Any]) -> Any:
-        """Call ``fn`` with leaves that were kept, those of all workers stacked, and forget them."""
-        leaves = self._kept.pop(token)
-        arrays = {}
-        for name in list(leaves):  # Each is forgotten as soon as it is stacked.
-            kept = leaves.pop(name)
-            arrays[name] = np.stack(kept) if isinstance(kept, list) else np.asarray(kept)
-        return fn(arrays)
+    def warm_up(self) -> None:
+        """Compile the commit."""
+        self._central.warm_up(self._central.no_gradient())
 
-    def leaf(self, version: int, leaf: Leaf) -> np.ndarray:
-        """Return a leaf of the state."""
-        return self.apply(self.keep(version, {"": leaf}), lambda arrays: arrays[""])
+    def first_view(self, worker: int) -> Packed:
+        """Return this host's piece of the view of a worker, as the state has it."""
+        programs = self._central.programs
+        view = programs.first_view(self._central.shared, self._central.slots[worker])
+        return own_piece(view, self._host, self._place)
 
-    def _check(self, version: int) -> None:
-        if version != self._version:
-            raise RuntimeError(
-                f"this part of the central variable is at version {self._version}, not at {version}; the state of a callback "
-                "is valid during the callback: read or save it there"
+    def receive(self, piece: Packed | None) -> None:
+        """Take the piece of the gradient of the next commit; ``None`` stands for zeros."""
+        none = self._central.no_gradient
+        self._gradient = none() if piece is None else together(self._place, piece, self._nothing)
+
+    def commit(self, worker: int, event: np.ndarray) -> tuple[dict[str, np.ndarray] | None, Packed]:
+        """Commit the gradient; return the numbers of the report, and this host's piece of the worker's next view."""
+        self._gathered = []
+        view, report = self._central.commit(worker, self._gradient, event)
+        self._gradient = None
+        # All wait, so that no process is ahead of another.
+        numbers = {name: np.asarray(vector) for name, vector in report.items()}
+        return numbers if self._host == 0 else None, own_piece(view, self._host, self._place)
+
+    def gather(self) -> list[np.ndarray | None] | None:
+        """Stack the slots of all workers; the first host returns the leaves of the state, with ``None`` for large ones."""
+        if not self._gathered:
+            self._gathered = jax.tree.leaves(keys.as_data(self._central.gather()))
+        small = [leaf if leaf.size <= SMALL else None for leaf in self._gathered]
+        small = jax.tree.map(np.asarray, jax.device_put(small, whole(self._place)))
+        return small if self._host == 0 else None
+
+    def read(self, index: int) -> np.ndarray | None:
+        """Return a leaf of the gathered state from the first host."""
+        leaf = jax.device_put(self._gathered[index], whole(self._place))
+        return np.asarray(leaf.addressable_data(0)) if self._host == 0 else None
+
+    def params(self) -> list[np.ndarray] | None:
+        """Return the leaves of parameters and model state from the first host."""
+        state = self._central.state()
+        leaves = jax.device_put(jax.tree.leaves(keys.as_data((state.params, state.model_state))), whole(self._place))
+        found = [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
+        return found if self._host == 0 else None
+
+    def keep(self, kept: int, leaves: Mapping[str, int]) -> None:
+        """Keep leaves of the gathered state, by their names, for :meth:`write`."""
+        donated = set(map(id, self._central.shared.apart))  # To the next commit; stacked leaves are copies.
+        found = {name: self._gathered[index] for name, index in leaves.items()}
+        found = {name: jnp.copy(leaf) if id(leaf) in donated else leaf for name, leaf in found.items()}
+        self._kept = dict([*self._kept.items()][-1:]) | {kept: found}  # Older ones failed before they were written.
+
+    def sees(self, folder: str) -> None:
+        """Check that this host has a folder that the driver has made."""
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(
+                f"give a folder in a file system that all hosts share; {socket.gethostname()} does not see the driver's"
             )
+
+    def write(self, path: str, arrays: Mapping[str, Any], metadata: Any, kept: int) -> None:
+        """Copy ``arrays`` and leaves that were kept, and begin to write a checkpoint of them beside the next commits."""
+        of_state = dict(arrays[STATE]) | self._kept.pop(kept)
+        self._writing = ocp.save_checkpointables_async(path, dict(arrays) | {STATE: of_state}, custom_metadata=metadata)
+
+    def written(self) -> None:
+        """Wait until the checkpoint is written; called beside commits, in another thread."""
+        self._writing.result()

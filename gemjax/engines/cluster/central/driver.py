@@ -1,7 +1,8 @@
-"""The driver's side of a central variable that is divided over actors."""
+"""The driver's side of a central variable over several hosts."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -9,260 +10,229 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.engines.cluster.actor import Scattered
-from gemjax.engines.cluster.central import division
-from gemjax.engines.cluster.central.commit import Arrays, Commit, Leaf, Part, Recipe
-from gemjax.engines.cluster.central.division import DRIVER
-from gemjax.engines.cluster.central.first import First, is_unmade
-from gemjax.engines.cluster.central.stand_ins import AtActor
-from gemjax.engines.cluster.cluster import sent_by_value
+from gemjax.engines.cluster.central.actor import Recipe
+from gemjax.engines.cluster.central.world import World
+from gemjax.engines.cluster.cluster import sent_by_value, settings
 from gemjax.engines.cluster.connection import imported_ray
+from gemjax.engines.cluster.pieces import Pieces
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.packing import packed_report
+from gemjax.engines.devices.hardware.packing import numbers_of, packed_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers
-from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.memory import Elsewhere
-from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, no_loss
+from gemjax.protocol import slots
 from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.slots import Slots
 
 PyTree = Any
 
 
-class PartLostError(RunFailedError):
-    """An actor of the central variable has ended."""
+def unmade_state(transition: Transition, params: PyTree, model_state: PyTree) -> RunState:
+    """Return the state before the first commit, with shapes in place of the method's arrays, which the actors make.
+
+    Counters and the states of local optimizers are arrays. A method whose ``init`` cannot be traced gets all arrays.
+    """
+    params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
+
+    def known(params, model_state):
+        state = transition.init(params, model_state)
+        return state._replace(params=(), opt_state=(), model_state=(), view=state.view.value.local)
+
+    try:
+        shapes = jax.eval_shape(transition.init, params, model_state)
+    except jax.errors.JAXTypeError:
+        return transition.init(params, model_state)
+    counters = jax.jit(known)(params, model_state)  # Compiled, it makes no array that it does not return.
+    view = Slots(shapes.view.value._replace(local=counters.view), transition.num_workers)
+    return counters._replace(params=params, model_state=model_state, opt_state=shapes.opt_state, view=view)
 
 
-class DividedCentral:
-    """The central variable in actors, one per part; the driver has the small values, and sees no large ones.
+def is_unmade(state: RunState) -> bool:
+    """Return True for a state of :func:`unmade_state`."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
 
-    A commit is atomic: in each round every part computes on copies, and only after the last round all parts are told to replace
-    their arrays. If a part fails before that, all of them have the state before the commit.
+
+class Awaited:
+    """A vector of the report of a commit, which the actors return."""
+
+    def __init__(self, world: World, calls: list[Any], name: str):
+        self._world, self._calls, self._name = world, calls, name
+
+    def is_ready(self) -> bool:
+        """Return True if reading it would not wait."""
+        return self._world.failed_or_ready(self._calls)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._world.wait(self._calls)[0][self._name], dtype)
+
+
+class AtActors(Elsewhere):
+    """An array of the state that the actors have, after so many commits and pulls."""
+
+    def __init__(self, owner: "SharedCentral", version: int, index: int, like: Any):
+        super().__init__(like.shape, like.dtype)
+        self.owner = self._central = owner
+        self.version, self.index = version, index
+
+    def read(self) -> np.ndarray:
+        self._central.check(self.version)
+        return self._central.world.each(lambda actor, host: actor.read.remote(self.index))[0]
+
+
+class SharedCentral:
+    """The central variable as one global array of several processes, to which the driver gives commits in order.
 
     Args:
-      transition, state, place: as for :class:`gemjax.engines.devices.hardware.central.Central`.
-      packers: of views and gradients, no leaf of which is packed with others.
-      keeps_local: True if the worker has a local optimizer.
-      parts: number of actors.
+      transition, state, packers, keeps_local: as for :class:`gemjax.engines.devices.hardware.central.Central`.
+      here: device of what is read.
     """
 
-    def __init__(
-        self, transition: Transition, state: RunState, place: Place, packers: Packers, keeps_local: bool, parts: int
-    ):
-        self.place, self.num_workers = place, transition.num_workers
+    def __init__(self, transition: Transition, state: RunState, packers: Packers, keeps_local: bool, here: jax.Device):
+        self._begin: RunState | None = state
+        self._kept = 0  # States that were kept to be written.
+        self._here, self.num_workers = here, transition.num_workers
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
         # A commit computes no gradient.
         local = transition.local and LocalSteps(optax.identity())
-        tx_alone = dataclasses.replace(transition, loss_fn=no_loss, local=local)
-        self.recipe = Recipe(tx_alone, shapes, packers, keeps_local, parts, division.SMALL)
-        self.commit_program = Commit(self.recipe)
-        self.reported = {name: np.dtype(dtype) for name, dtype in self.commit_program.reported.items()}
-        self._begin: RunState | None = state
-        self._actors: Sequence[Any] = ()
+        self.recipe = Recipe(
+            dataclasses.replace(transition, loss_fn=no_loss, local=local), shapes, packers, keeps_local
+        )
+        self.reported = self._numbers()
+        self.world: World = None  # type: ignore[assignment]
 
-    def connect(
-        self,
-        actors: Sequence[Any],
-        config: Mapping[str, Any],
-        pickle: Callable[[], bytes],
-        by_value: Callable[[str], bool],
-    ) -> None:
-        """Divide the state that the run begins with over the actors.
+    def _numbers(self) -> dict[str, np.dtype]:
+        def report(state):
+            taken, transition = slots.take(state, 0), self.recipe.transition
+            gradient = self.recipe.packers.gradients.unpack(self.recipe.packers.gradients.zeros())
+            view = transition.view_of(taken).params
+            named = numbers_of(transition.commit_and_pull(taken, view, gradient, jnp.int32(0), jnp.int32(0))[2])
+            self._order = list(named)
+            return named, packed_report(named)
 
-        Args:
-          actors: the actors, one per part.
-          config: settings of JAX.
-          pickle, by_value: as for :meth:`gemjax.engines.cluster.cluster.Cluster.begin`; ``pickle`` returns the recipe.
+        named, self._vectors = jax.eval_shape(report, self.recipe.state)
+        return {name: np.dtype(named[name].dtype) for name in self._order}
 
-        Raises:
-          RuntimeError: if an actor divides the program in another way.
-          ValueError: if the actors cannot import a module.
-        """
-        commit, state = self.commit_program, self._begin
+    def connect(self, world: World, pickle: Callable[[], bytes], by_value: Callable[[str], bool]) -> None:
+        """Let the actors of ``world`` begin with the state of the run; the others as for ``Cluster.begin``."""
+        state, ray = self._begin, imported_ray()
         assert state is not None
-        self._actors = actors
         while True:
-            job = imported_ray().put(pickle())
-            answers = self._each(lambda actor, place, job=job: actor.begin.remote(place, config, job))
-            if not sent_by_value(answers, by_value):
+            job = ray.put(pickle())
+            if not sent_by_value(
+                world.each(lambda actor, host, job=job: actor.begin.remote(settings(), job)), by_value
+            ):
                 break
-        if {digest for _, digest in answers} != {commit.digest}:
-            raise RuntimeError(
-                "a central actor has divided the commit in another way than the driver; let all hosts have the same versions "
-                "of Python, JAX, optax and gemjax"
-            )
-        self._driver = Part(commit, DRIVER, *(self._make(state) if is_unmade(state) else self._send(state)))
-        self._begin, self._version = None, 0
+        first = is_unmade(state)
+        files: dict[tuple, dict[int, str]] = {}
+        for index, leaf in enumerate(
+            jax.tree.leaves(keys.as_data((state.params, state.model_state) if first else state))
+        ):
+            if isinstance(leaf, AtActors) and leaf.owner is world.owner:
+                world.owner.check(leaf.version)
+                world.each(lambda actor, host, index=index, leaf=leaf: actor.keep_leaves.remote({index: leaf.index}))
+            elif isinstance(leaf, Elsewhere) and leaf.at is not None:
+                leaf.check()
+                files.setdefault(leaf.at, {})[index] = leaf.name
+            else:  # One at a time, as Ray's memory may have room for one alone.
+                sent = ray.put(np.asarray(leaf))
+                world.each(lambda actor, host, index=index, sent=sent: actor.load.remote(index, sent))
+        for (checkpoint, names), wanted in files.items():
+            world.each(lambda actor, host, at=checkpoint, of=names, all=wanted: actor.read_files.remote(at, of, all))
+        self._begin, self._version, self.world = None, 0, world
+        world.owner = self
+        world.each(lambda actor, host: actor.start.remote(first))
 
-    def _make(self, state: RunState) -> tuple[Arrays, list[Arrays]]:
-        """Let each actor make its own leaves of the first state; return those of the driver."""
-        first, leaves = First(self.commit_program), jax.tree.leaves(keys.as_data((state.params, state.model_state)))
-        given = lambda place: [np.asarray(leaves[index]) for index in first.inputs(place)]
-        self._each(lambda actor, place: actor.make_first.remote(given(place), self.num_workers))
-        return jax.device_put(first.make(DRIVER, given(DRIVER), self.num_workers), self._here)
-
-    def _send(self, state: RunState) -> tuple[Arrays, list[Arrays]]:
-        """Send each actor its own leaves of a state, or let it read them; return those of the driver."""
-        commit = self.commit_program
-        shared: dict[int, Any] = {}
-        each: list[Any] = [{} for _ in range(self.num_workers)]
-        arrays, pending = jax.tree.leaves(keys.as_data(state)), []
-        for leaf, array in zip(jax.tree.leaves(commit.leaves()), arrays, strict=True):
-            if (place := commit.division.place[leaf.number]) != DRIVER:
-                sent = array.sent() if isinstance(array, Elsewhere) else np.asarray(array)
-                pending.append(self._actors[place].load.remote(leaf.number, sent, leaf.stacked))
-                in_file = isinstance(array, Elsewhere) and array.owner is None
-                if not in_file:  # One at a time, as Ray's memory may have room for one alone.
-                    self.wait([pending.pop()])
-                continue
-            for kept, one in zip(each, np.asarray(array), strict=True) if leaf.stacked else [(shared, array)]:
-                kept[leaf.number] = jax.device_put(np.asarray(one), self._here)
-        self.wait(pending)
-        self._each(lambda actor, place: actor.continue_run.remote(self.num_workers))
-        return shared, each
-
-    @property
-    def begins_elsewhere(self) -> bool:
-        """True if the state to begin with has arrays in actors."""
-        return any(isinstance(leaf, Elsewhere) and leaf.owner is not None for leaf in jax.tree.leaves(self._begin))
-
-    @property
-    def _here(self) -> jax.Device:
-        return self.place[0] if isinstance(self.place, tuple) else self.place
-
-    def _each(self, call: Callable[[Any, int], Any]) -> list[Any]:
-        """Call every actor and wait for all answers."""
-        return self.wait([call(actor, place) for place, actor in enumerate(self._actors)])
-
-    def wait(self, calls: Sequence[Any]) -> list[Any]:
-        """Wait for the answers to calls of actors, and return them.
-
-        Raises:
-          PartLostError: if an actor has ended.
-          Exception: that of an actor.
-        """
-        ray = imported_ray()
-        try:
-            return ray.get(calls)
-        except ray.exceptions.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, Exception) else error) from None
-        except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
-            raise PartLostError(
-                f"the central variable, divided over {self.recipe.parts} actors, has lost one of them with its part; continue "
-                "from the last checkpoint with state= and recorded="
-            ) from error
-
-    def first_views(self) -> Iterable[Scattered]:
+    def first_views(self) -> Iterator[Pieces]:
         """Yield the view of each worker, as the state has it; empty ones before there are actors."""
-        if not self._actors:
-            yield from [Scattered([], [])] * self.num_workers
-            return
-        sources, places = self.commit_program.first_views(), self.commit_program.view_places
-        dtypes = [leaf.dtype for leaf in jax.eval_shape(self.recipe.packers.views.zeros).apart]
         for worker in range(self.num_workers):
-            kept: dict[int | None, Any] = {**self._driver.shared, **self._driver.slots[worker]}
-            small = [
-                np.asarray(kept.get(n, 0.0)).astype(dtype)
-                for n, at, dtype in zip(sources, places, dtypes, strict=True) if at == DRIVER
-            ]  # fmt: skip
-            numbers = [[n for n, at in zip(sources, places, strict=True) if at == k] for k in range(len(self._actors))]
-            calls = [actor.read.remote(0, mine, worker) for actor, mine in zip(self._actors, numbers, strict=True)]
-            yield Scattered(small, calls)
+            send = lambda actor, host, worker=worker: actor.first_view.remote(worker)
+            yield Pieces([] if self.world is None else self.world.send(send))
 
-    def no_gradient(self) -> Scattered:
+    def no_gradient(self) -> Pieces:
         """Return zeros in place of a gradient."""
-        avals, here = self.commit_program.division.program.avals, self.commit_program.gradient_at(DRIVER)
-        return Scattered([np.zeros(avals[n].shape, avals[n].dtype) for n in here], [None] * len(self._actors))
+        return Pieces([])
 
-    def receive(self, gradient: Scattered) -> None:
-        """Send a gradient to the actors and wait until each has its part; a failure leaves the central variable untouched."""
-        self._each(lambda actor, place: actor.receive.remote(gradient.parts[place]))
+    def warm_up(self, nothing: Pieces) -> None:
+        """Compile the commit."""
+        del nothing
+        self.world.each(lambda actor, host: actor.warm_up.remote())
 
-    def commit(self, worker: int, gradient: Scattered, event: np.ndarray) -> tuple[Scattered, jax.Array]:
-        """Commit a gradient that the actors have received, and return the worker's next view and the report's numbers."""
-        if None in gradient.parts:
+    def receive(self, gradient: Pieces) -> None:
+        """Send the actors a gradient, and wait until all have it; a failure leaves the central variable untouched."""
+        pieces = gradient.pieces or [None] * len(self.world.actors)
+        self.world.each(lambda actor, host: actor.receive.remote(pieces[host]), alone=True)
+
+    def commit(self, worker: int, gradient: Pieces, event: np.ndarray) -> tuple[Pieces, dict[str, Awaited]]:
+        """Dispatch the commit of a gradient that the actors have; return the worker's next view and the report, at once."""
+        if not gradient.pieces:
             self.receive(gradient)
-        self._run(worker, gradient, event)
-        views = [actor.finish.remote() for actor in self._actors]
         self._version += 1
-        found = self._driver.finish()
-        small = [found[out] for out in self.commit_program.view_at(DRIVER)]
-        outs = zip(self.reported.items(), self.commit_program.layout.report, strict=True)
-        report = packed_report({name: np.asarray(found[out], kind) for (name, kind), out in outs}, np.stack)
-        return Scattered(small, views), jax.tree.map(jnp.asarray, report)
-
-    def warm_up(self, nothing: Scattered) -> None:
-        """Compile all pieces by a commit of zeros that is not finished."""
-        self.receive(nothing)
-        self._run(0, nothing, np.array((0, 0, 1), np.int32))
-
-    def _run(self, worker: int, gradient: Scattered, event: np.ndarray) -> None:
-        commit = self.commit_program
-        driver = self._driver
-        numbers = (*commit.gradient_at(DRIVER), *commit.layout.event)
-        driver.begin(worker, dict(zip(numbers, (*gradient.small, *event), strict=True)))
-        with jax.default_device(self._here):
-            for level, pieces in enumerate(commit.division.pieces):
-                driver.run(level, driver.values)
-                calls = {}
-                for place, actor in enumerate(self._actors):
-                    if level == 0 or place in pieces:
-                        received = pieces[place].received if place in pieces else ()
-                        values = {n: np.asarray(driver.values[n]) for n in received}
-                        calls[place] = actor.round.remote(self._version, worker, level, values)
-                for answer in self.wait(list(calls.values())):
-                    driver.values.update(answer)
+        calls = self.world.send(lambda actor, host: actor.commit.options(num_returns=2).remote(worker, event))
+        report = {name: Awaited(self.world, [one for one, _ in calls], name) for name in self._vectors}
+        return Pieces([view for _, view in calls], report), report
 
     def bring(self, tree: PyTree) -> PyTree:
         """Return arrays on the driver."""
         return jax.device_put(tree, self._here)
 
-    def read(self, select: Callable[[RunState], PyTree]) -> PyTree:
-        """Return a subtree of what all workers share, gathered from the actors."""
+    def read_params(self) -> tuple[PyTree, PyTree]:
+        """Return parameters and model state, from the actors."""
+        like = self.recipe.state.params, self.recipe.state.model_state
         if self._begin is not None:
-            return select(self._begin)
-        leaves, structure = jax.tree.flatten(self._state(select))
-        calls = {index: leaf.sent() for index, leaf in enumerate(leaves) if isinstance(leaf, AtActor)}
-        for index, call in calls.items():
-            leaves[index] = jax.device_put(self.wait([call])[0], self._here, may_alias=False)
-        return jax.tree.unflatten(structure, leaves)
+            return self._begin.params, self._begin.model_state
+        leaves = self.world.each(lambda actor, host: actor.params.remote())[0]
+        found = jax.device_put(leaves, self._here, may_alias=False)
+        return keys.as_keys(jax.tree.unflatten(jax.tree.structure(like), found), like)
 
     def gather(self, to: jax.Device | None = None) -> RunState:
-        """Return the whole state, with the slots of all workers stacked; large arrays stay in the actors.
-
-        Args:
-          to: as for :class:`Central`; here the others are in the driver's memory anyway.
-
-        Raises:
-          RuntimeError: if the first state has not been made.
-        """
+        """Return the state with the slots of all workers stacked; large arrays stay in the actors."""
         del to
-        if self._begin is None:
-            return self._state(lambda state: state)
-        if is_unmade(self._begin):
-            raise RuntimeError("the run has not begun")
-        return self._begin
+        if self._begin is not None:
+            return self._begin
+        small, like = self.world.each(lambda actor, host: actor.gather.remote())[0], self.recipe.state
+        shapes, structure = jax.tree.flatten(keys.as_data(like))
+        leaves = [
+            AtActors(self, self._version, index, shape) if leaf is None else jnp.array(leaf)
+            for index, (leaf, shape) in enumerate(zip(small, shapes, strict=True))
+        ]
+        # Keys are brought here.
+        bring = lambda leaf, of: jnp.array(np.asarray(leaf)) if keys.is_key(of) else leaf
+        return keys.as_keys(jax.tree.unflatten(structure, map(bring, leaves, jax.tree.leaves(like))), like)
 
-    def _state(self, select: Callable[[RunState], PyTree]) -> PyTree:
-        return jax.tree.map(self._array, select(self.commit_program.leaves()), select(self.recipe.state))
-
-    def _array(self, leaf: Leaf, like: Any) -> Any:
-        """Return a leaf of the state, or the stand-in for one that an actor has; PRNG keys are brought here."""
-        if (place := self.commit_program.division.place[leaf.number]) != DRIVER:
-            found = AtActor(self, place, self._version, leaf, keys.as_data(like))
-            return keys.as_keys(jax.device_put(found.read(), self._here), like) if keys.is_key(like) else found
-        each = [slot[leaf.number] for slot in self._driver.slots] if leaf.stacked else self._driver.shared[leaf.number]
-        return keys.as_keys(jnp.stack(each) if leaf.stacked else each, like)
-
-    def actor_at(self, place: int) -> Any:
-        """Return the actor of a part.
+    def check(self, version: int) -> None:
+        """Check that the actors have the state after so many commits and pulls.
 
         Raises:
-          RuntimeError: if it has ended.
+          RuntimeError: if they have another one.
         """
-        if not self._actors:
+        if self.world.owner is not self or not self.world.actors:
             raise RuntimeError(
                 "this array was in an actor of the central variable that has ended; read it, or save a checkpoint, before the "
                 "cluster is closed or begins its next run"
             )
-        return self._actors[place]
+        if version != self._version:
+            raise RuntimeError(
+                f"the central variable is at version {self._version}, not at {version}; the state of a callback is valid "
+                "during the callback: read or save it there"
+            )
+
+    def writer(self, leaves: Mapping[str, AtActors]) -> Callable[[str, Mapping[str, Any], Any], None]:
+        """Return ``write(path, arrays, metadata)``, by which all actors write one checkpoint with ``leaves`` of the state."""
+        for leaf in leaves.values():
+            self.check(leaf.version)
+        indices, self._kept = {name: leaf.index for name, leaf in leaves.items()}, self._kept + 1
+        kept = self._kept
+        self.world.each(lambda actor, host: actor.keep.remote(kept, indices))
+
+        def write(path: str, arrays: Mapping[str, Any], metadata: Any) -> None:
+            sent, made = imported_ray().put(jax.tree.map(np.asarray, arrays)), f"{path}-made"
+            os.mkdir(made)
+            try:
+                self.world.each(lambda actor, host: actor.sees.remote(made), alone=True)
+            finally:
+                os.rmdir(made)
+            # If one process fails to write, the others wait for it beside commits, until Orbax gives up.
+            self.world.each(lambda actor, host: actor.write.remote(path, sent, metadata, kept), alone=True)
+            self.world.each(lambda actor, host: actor.written.remote(), alone=True)
+
+        return write

@@ -1,4 +1,4 @@
-"""Commits at a central variable that is divided over actors of Ray."""
+"""Commits at a central variable that actors of Ray have."""
 
 import time
 from collections.abc import Callable
@@ -9,31 +9,41 @@ import numpy as np
 
 from gemjax.engines.cluster.actor import Reply
 from gemjax.engines.cluster.central.actor import CentralActor
-from gemjax.engines.cluster.central.driver import DividedCentral
-from gemjax.engines.cluster.cluster import settings
+from gemjax.engines.cluster.central.driver import SharedCentral
+from gemjax.engines.cluster.central.world import World
+from gemjax.engines.cluster.pieces import Pieces
 from gemjax.engines.cluster.programs import ClusterPrograms, by_value, pickled
 from gemjax.engines.devices.hardware import keys
+from gemjax.engines.devices.hardware.packing import unpacked_report
+from gemjax.engines.devices.hardware.programs.gradients import Packers, packers
+from gemjax.engines.devices.hardware.sharding import devices_of
 from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol import slots
 
 PyTree = Any
 
 
-class DividedPrograms(ClusterPrograms):
-    """Commits at a central variable that is divided over actors: no large array passes through the driver.
+class SharedPrograms(ClusterPrograms):
+    """Commits at a central variable over several hosts: no large array passes through the driver.
 
     The state of local optimizers, of which there is one per worker, stays with the driver.
     """
 
-    largest_packed = -1  # Leaves travel alone, because they belong to several parts.
-    central: DividedCentral
-    _views: list[Any]
-    _settle: Any
+    central: SharedCentral
 
-    def _make_central(self, transition: Transition, state: RunState) -> DividedCentral:
-        self._settle = lambda view, local, moved: moved if view.small[-1] > 0 else local
-        return DividedCentral(
-            transition, state, self.placement.central, self.packers, self._keeps_local, self.placement.parts
-        )
+    def _packers(self, transition: Transition, batches: Any, state: RunState, example: PyTree) -> Packers:
+        outcome = lambda state: self._with_outcome(transition.view_of(slots.take(state, 0)), jax.numpy.array(False))
+        # Only the number of devices decides what is cut.
+        place = devices_of(self.placement.central)[:1] * self.placement.parts
+        view = jax.eval_shape(outcome, state)
+        return packers(transition, batches, place, view, self._local[0], example, self.largest_packed)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        return super().once(f"{name} for {self.placement.parts} hosts", make)
+
+    def _make_central(self, transition: Transition, state: RunState) -> SharedCentral:
+        here = devices_of(self.placement.central)[0]
+        return SharedCentral(transition, state, self.packers, self._keeps_local, here)
 
     def _pickled_job(self) -> bytes:
         self._pickled_recipe()  # Refuses a method that cannot be pickled before anything starts.
@@ -43,31 +53,41 @@ class DividedPrograms(ClusterPrograms):
         return pickled(self.central.recipe, tx=self.central.recipe.transition.tx)
 
     def warm_up(self) -> None:
-        """Divide the central variable over the actors of the cluster, and compile all programs."""
-        actors = self.cluster.start_central(CentralActor, self.placement.parts, keep=self.central.begins_elsewhere)
-        self.central.connect(actors, settings(), self._pickled_recipe, by_value)
-        self.cluster.end_central(but=actors)
+        """Bring the central variable to the actors of the cluster, and compile all programs."""
+        world: World = self.cluster.world(CentralActor, World, self.placement.parts)
+        self.central.connect(world, self._pickled_recipe, by_value)
         self._views = list(self.central.first_views())
         super().warm_up()
 
     def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, float]]:
-        """Do what :meth:`ClusterPrograms.compute` does; the view is in Ray's memory already."""
-        view: Any = self._views[worker]
+        """Do what :meth:`ClusterPrograms.compute` does; the pieces of the view are in Ray's memory already."""
+        view: Pieces = self._views[worker]
         local, request = self._local[worker], self._next_request(worker)
-        places = self.central.commit_program.view_places, self.central.commit_program.gradient_places
 
         def send() -> tuple[Any, float]:
-            small, data = jax.tree.map(np.asarray, (view.small, keys.as_data(local) if self._keeps_local else ()))
+            data = jax.tree.map(np.asarray, keys.as_data(local) if self._keeps_local else ())
             sent = time.perf_counter()
-            method = self.cluster.actors[worker].gradient_in_parts.options(num_returns=1 + len(view.parts))
-            return method.remote(self._run, *places, small, data, True, request, *view.parts), sent
+            method = self.cluster.actors[worker].gradient_in_pieces.options(num_returns=1 + len(view.pieces))
+            return method.remote(self._run, data, True, request, *view.pieces), sent
 
         return send
 
     def bring(self, gradient: Reply) -> tuple[Any, PyTree]:
-        """Send the parts of a gradient to the actors, which wait for them."""
+        """Let the actors take their pieces of a gradient."""
         self.central.receive(gradient.gradient)
         return gradient.gradient, self._local_of(gradient)
+
+    def _settled(self, worker: int) -> PyTree:
+        report = getattr(self._views[worker], "report", None)
+        if not self._keeps_local or report is None:
+            return self._local[worker]
+        applied = unpacked_report(report, self.reported)[list(self.reported).index("applied")] > 0
+        return self._moved[worker] if applied else self._local[worker]
+
+    def _local_at(self, worker: int, to: jax.Device | None) -> PyTree:
+        if worker in self._undelivered:
+            self.deliver(worker)
+        return super()._local_at(worker, to)
 
     @property
     def _central_in_words(self) -> str:
@@ -75,17 +95,18 @@ class DividedPrograms(ClusterPrograms):
 
     @property
     def params(self) -> PyTree:
-        """The central variable, gathered from the actors."""
-        return self.central.read(lambda state: state.params)
+        """The central variable, from the actors."""
+        return self.central.read_params()[0]
 
     @property
     def model_state(self) -> PyTree:
-        """The model state, gathered from the actors."""
-        return self.central.read(lambda state: state.model_state)
+        """The model state, from the actors."""
+        return self.central.read_params()[1]
 
     def copy(self) -> tuple[PyTree, PyTree]:
-        """Return parameters and model state, gathered from the actors, on the evaluator."""
-        return jax.device_put((self.params, self.model_state), self.evaluator)
+        """Return parameters and model state, from the actors, on the evaluator."""
+        return jax.device_put(self.central.read_params(), self.evaluator)
 
     def reached(self) -> RunState:
-        return self.gather()._replace(params=self.params, model_state=self.model_state)
+        params, model_state = self.central.read_params()
+        return self.gather()._replace(params=params, model_state=model_state)

@@ -82,11 +82,12 @@ class CommitPrograms:
         self.pack_slot = Program(self.slot.pack, out_shardings=self.shardings(packed[1]))
         self.parts = Program(self.all_parts, out_shardings=whole(place))
         self.no_gradient = Program(gradient.zeros, out_shardings=self.shardings(nothing))
-        self.first_view = Program(first_view)
-        options = {}
+        options, of_view = {}, {}
         if isinstance(place, tuple):
+            of_view["out_shardings"] = self.shardings(jax.eval_shape(first_view, *packed))
             *trees, _ = jax.eval_shape(commit, *packed, nothing, COMMIT)
             options["out_shardings"] = (*map(self.shardings, trees), whole(place))
+        self.first_view = Program(first_view, **of_view)
         # Lent memory is not read by most methods, but holds the next view.
         self.commit = Program(commit, donate_argnums=(0, 1), keep_unused=lend, **options)
 

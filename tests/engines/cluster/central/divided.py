@@ -1,4 +1,4 @@
-"""Runs whose central variable is divided over two actors."""
+"""Runs whose central variable is over two actors."""
 
 import dataclasses
 
@@ -13,22 +13,19 @@ from gemjax.engines.memory import here
 N = 3
 GEM = gemjax.gem(0.05, num_workers=N)
 LOST = "divided over 2 actors, has lost one of them with its part; continue from the last checkpoint"
-
-
 MATRICES = Problem(
     lambda params, batch: sum(jnp.sum((leaf - batch) ** 2) for leaf in jax.tree.leaves(params)),
-    {name: np.ones((32, 32)) for name in "abc"},
+    {name: np.ones((96, 96)) for name in "abc"},
     lambda worker, step: jnp.sin(1.0 * worker + step),
 )
 
 
-def run(tx, problem, num_commits=20, *, cluster=None, **options):
+def run(tx, problem, num_commits=20, *, cluster, **options):
     """Return the result with all arrays of its state, which are in the actors before."""
-    with cluster or gemjax.Cluster(N, central_hosts=2) as cluster:
-        result = gemjax.run_on_cluster(
-            tx, *problem[:3], num_commits, model_state=problem.model_state, cluster=cluster, **options
-        )
-        return dataclasses.replace(result, state=here(result.state))
+    result = gemjax.run_on_cluster(
+        tx, *problem[:3], num_commits, model_state=problem.model_state, cluster=cluster, **options
+    )
+    return dataclasses.replace(result, state=here(result.state))
 
 
 def assert_replays(result, tx, problem, *, pulled_twice=False, **options):
@@ -38,8 +35,3 @@ def assert_replays(result, tx, problem, *, pulled_twice=False, **options):
         assert_close(jax.device_get(getattr(result, name)), jax.device_get(getattr(replay, name)), rtol=1e-10)
     rows = len(result.history["loss"])  # Those since the run was continued.
     np.testing.assert_allclose(result.history["loss"], replay.history["loss"][-rows:], rtol=1e-8)
-
-
-def size(tree):
-    """Return the bytes of the arrays in a tree."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if isinstance(leaf, (np.ndarray, jax.Array)))

@@ -1,0 +1,67 @@
+"""Arrays that stay in the files of a checkpoint until they are needed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from gemjax.checkpoints.errors import CheckpointError, unreadable
+from gemjax.checkpoints.folder import identity
+from gemjax.checkpoints.writing import ORBAX
+from gemjax.engines.checks import is_key
+from gemjax.engines.memory import Elsewhere
+
+STATE = "state"  # Name of the arrays in the files of a checkpoint.
+LARGE = 2**16  # Bytes of the smallest array that can be left in its file.
+
+
+class InFile(Elsewhere):
+    """An array in a checkpoint.
+
+    Args:
+      checkpoint: folder of the checkpoint.
+      together: names of all arrays there.
+      name: name of this array.
+      like: shape and dtype of the array.
+    """
+
+    def __init__(self, checkpoint: Path, together: tuple[str, ...], name: str, like: Any):
+        super().__init__(like.shape, like.dtype)
+        self._checkpoint, self._together, self._identity = checkpoint, together, identity(checkpoint)
+        self.at, self.name = (str(checkpoint), together), name
+
+    def check(self) -> None:
+        """Check that the checkpoint is the one from which the state was loaded.
+
+        Raises:
+          CheckpointError: if it was replaced, moved or removed meanwhile.
+        """
+        if identity(self._checkpoint) != self._identity:
+            raise CheckpointError(
+                f"{self._checkpoint} was replaced, moved or removed since the state was loaded from it, and some arrays of the "
+                "state are still in its files; load it again, and keep it while a run reads from it"
+            )
+
+    def read(self) -> np.ndarray:
+        """Return the array.
+
+        Raises:
+          CheckpointError: if it cannot be read, or as by :meth:`check`.
+        """
+        checkpoint, together = str(self._checkpoint), self._together
+        wanted = {STATE: dict.fromkeys(together, ...) | {self.name: np.empty(self.shape, self.dtype)}}
+        try:
+            with ORBAX:
+                found = np.asarray(ocp.load_checkpointables(checkpoint, wanted)[STATE][self.name])
+        except Exception as error:
+            self.check()
+            raise unreadable(checkpoint, error) from error
+        self.check()
+        return found
+
+
+def can_stay(name: str, leaf: Any) -> bool:
+    """Return True for an array of the state that a run with ``central_hosts`` has in its actors."""
+    of_method = name.split(".")[0] in ("params", "opt_state", "model_state", "view")
+    return of_method and not is_key(leaf) and leaf.size * leaf.dtype.itemsize >= LARGE
