@@ -191,12 +191,24 @@ def _published(pool: Pool, known: dict[PlannedRun, RunRecord]) -> str:
 def _make_missing(
     runs: Sequence[PlannedRun], known: dict[PlannedRun, RunRecord], pool: Pool, asked: Reproduce, console: Console
 ) -> None:
-    # The longest first; an interrupted claim has whole seeds.
-    order = lambda run: (-costs.gradients(run), run.config.seed)
-    if missing := sorted((run for run in runs if run not in known), key=order):
-        if lacking := _lacking(missing, asked):
-            raise UsageError(lacking)
-        _make(missing, known, pool, asked, console)
+    """Make the runs that are not `known`, the longest first, and keep each record as it arrives.
+
+    Raises:
+      UsageError: if data are missing or a run cannot be made. Runs in flight are abandoned.
+    """
+    order = lambda run: (-costs.gradients(run), run.config.seed)  # An interrupted claim has whole seeds.
+    missing = sorted((run for run in runs if run not in known), key=order)
+    if not missing:
+        return
+    if lacking := _lacking(missing, asked):
+        raise UsageError(lacking)
+    total = sum(map(costs.gradients, missing))
+    with Processes(asked.processes) as processes, GroupProgress(console, "run", len(missing), total) as progress:
+        say(console, f"{processes.count} at a time on {processes.hardware['device']}, {total:,} gradients to make")
+        machine, commit = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}, _git_commit()
+        made = processes.make([[run] for run in missing], machine, progress.update)
+        for run, record in pool.keep(((run, record | {"git_commit": commit}) for run, record in made), known):
+            progress.end(run.name, costs.gradients(run), f"training loss {_plain(record['train_loss'])}")
 
 
 def _lacking(runs: Sequence[PlannedRun], asked: Reproduce) -> str:
@@ -205,23 +217,6 @@ def _lacking(runs: Sequence[PlannedRun], asked: Reproduce) -> str:
 
     names = [run.config.dataset for run in runs]
     return in_flags(lacking(names, data_dir=asked.data_dir, manual_dir=asked.manual_dir))
-
-
-def _make(
-    runs: list[PlannedRun], known: dict[PlannedRun, RunRecord], pool: Pool, asked: Reproduce, console: Console
-) -> None:
-    """Make runs, the longest first, and keep each record as it arrives.
-
-    Raises:
-      UsageError: if a run cannot be made. Runs in flight are abandoned.
-    """
-    total = sum(map(costs.gradients, runs))
-    with Processes(asked.processes) as processes, GroupProgress(console, "run", len(runs), total) as progress:
-        say(console, f"{processes.count} at a time on {processes.hardware['device']}, {total:,} gradients to make")
-        machine, commit = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}, _git_commit()
-        made = processes.make([[run] for run in runs], machine, progress.update)
-        for run, record in pool.keep(((run, record | {"git_commit": commit}) for run, record in made), known):
-            progress.end(run.name, costs.gradients(run), f"training loss {_plain(record['train_loss'])}")
 
 
 def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:

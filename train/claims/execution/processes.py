@@ -43,7 +43,7 @@ class Processes:
             # Processes start when there is a run for them.
             self._pool = futures.ProcessPoolExecutor(cores, context, initializer=_begin, initargs=(self._queue,))
             try:
-                with _telling_of_the_end():
+                with _naming_lost_processes():
                     self.hardware: dict[str, Any] = self._pool.submit(describe).result()
             except BaseException as error:  # Such as a signal, while the first process starts.
                 self.__exit__(type(error))
@@ -80,7 +80,7 @@ class Processes:
         waiting, going = list(groups), {}
         periods = {run.name: pace.mean_period(run.config) for group in groups for run in group}
         while waiting or going:
-            with _one_thread(), _telling_of_the_end():  # For processes that start now.
+            with _one_thread(), _naming_lost_processes():  # For processes that start now.
                 while waiting and len(going) < self.count:
                     group = waiting.pop(0)
                     going[self._pool.submit(_make, group, machine, together)] = group
@@ -90,22 +90,19 @@ class Processes:
                     name, commits = self._queue.get_nowait()
                     update(name, round(commits * periods[name]))
             # Records that have arrived are yielded before an error ends the iteration.
-            for future in sorted(done, key=lambda future: (future.exception() is not None, _is_broken(future))):
+            for future in sorted(done, key=lambda future: future.exception() is not None):
                 group, error = going.pop(future), future.exception()
-                if error is not None and not _is_broken(future):
+                if error is not None and not isinstance(error, BrokenProcessPool):
                     raise UsageError(f"{group[0].name}: {error}") from error
-                with _telling_of_the_end():
+                with _naming_lost_processes():
                     records = future.result()
                 own = {"hardware": self.hardware, "processes": self.count, "date": time.strftime("%Y-%m-%d")}
                 yield from ((run, record | own) for run, record in zip(group, records, strict=True))
 
 
-def _is_broken(future: futures.Future) -> bool:
-    return isinstance(future.exception(), BrokenProcessPool)
-
-
 @contextlib.contextmanager
-def _telling_of_the_end() -> Iterator[None]:
+def _naming_lost_processes() -> Iterator[None]:
+    """Raise ``UsageError`` with the likely reason if a process was killed."""
     try:
         yield
     except BrokenProcessPool:

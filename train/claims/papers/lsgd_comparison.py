@@ -118,49 +118,50 @@ def then(measured) -> list[PlannedRun]:
 
 def judge(measured) -> list[Statement]:
     measured, networks = measured.guessing(GUESS), _networks(measured)
-    places = {
-        (network, series): [(f"{network}, {series}", 1 if series == ONE else n) for n in WORKERS]
+    place = lambda network, series, n: (f"{network}, {series}", 1 if series == ONE else n)
+    lead = lambda network, other, n: measured.excess(
+        "test_accuracy", place(network, "LSGD", n), place(network, other, n)
+    )
+    few, many = WORKERS
+    rivals = [(network, other) for network in networks for other in ("EASGD", "DOWNPOUR")]
+    leads = {
+        f"points on {network}, {other} ({n})": lead(network, other, n)
+        for network in networks
+        for other in ("DOWNPOUR", ONE)
+        for n in WORKERS
+    }
+    grows = [
+        lead(*rival, many).positive and _differences(lead(*rival, many).values, lead(*rival, few).values).positive
+        for rival in rivals
+    ]
+    reached = {
+        (network, series): [
+            measured.spread("test_accuracy", *place(network, series, n))
+            for n in (WORKERS if series in SERIES else WORKERS[:1])
+        ]
         for network in networks
         for series in (*SERIES, ONE)
     }
-    reached = {key: [measured.spread("test_accuracy", *one) for one in both] for key, both in places.items()}
     learned = all(max(max(one.values) for one in both) > 2 * GUESS for both in reached.values())
-
-    def leads(network: str, other: str) -> list[Spread]:
-        """Return LSGD's lead over `other` with 4 and with 16 workers, over seeds."""
-        pairs = zip(places[network, "LSGD"], places[network, other], strict=True)
-        return [measured.excess("test_accuracy", own, its) for own, its in pairs]
-
-    def grows(network: str, other: str) -> bool:
-        """Return True if LSGD's lead over `other` grows from 4 to 16 workers and is one with 16, beyond the scatter."""
-        few, many = leads(network, other)
-        return many.positive and _differences(many.values, few.values).positive
-
-    shown_leads = {
-        f"points on {network}, {other} ({workers})": lead
+    times = {
+        (network, series): [_times(measured, network, *place(network, series, n)) for n in WORKERS]
         for network in networks
-        for other in ("DOWNPOUR", ONE)
-        for workers, lead in zip(WORKERS, leads(network, other), strict=True)
+        for series in SERIES
     }
-    times = {key: [_times(measured, key[0], *one) for one in both] for key, both in places.items() if key[1] != ONE}
-    table = PAPER["test_error"] if measured.full else {}
-    shown = "; ".join(
-        f"{network}, {series} {percent([1 - one.mean for one in (both[:1] if series == ONE else both)])}"
-        for (network, series), both in reached.items()
-    )
-    paper = "; ".join(f"{series} {percent([*values.values()], '.1f')}" for series, values in table.items())
-    rivals = [(network, other) for network in networks for other in ("EASGD", "DOWNPOUR")]
     sooner = [
         _differences(its, own).positive
         for network, other in rivals
         for own, its in zip(times[network, "LSGD"], times[network, other], strict=True)
     ]
+    table = PAPER["test_error"] if measured.full else {}
+    shown = "; ".join(f"{', '.join(key)} {percent([1 - one.mean for one in both])}" for key, both in reached.items())
+    paper = "; ".join(f"{series} {percent([*values.values()], '.1f')}" for series, values in table.items())
     return [
         Statement(
             "with 4 and 16 workers LSGD ends with a lower test error than DOWNPOUR and, in the same time, one worker's SGD",
             measured=shown,
             paper=paper,
-            **ahead(shown_leads, sound=learned, factor=100),
+            **ahead(leads, sound=learned, factor=100),
         ),
         Statement(
             "LSGD reaches the final error of one worker's SGD sooner than EASGD and DOWNPOUR do (epochs per worker)",
@@ -168,10 +169,7 @@ def judge(measured) -> list[Statement]:
             "; ".join(f"{', '.join(key)} {numbers(map(np.mean, rows), '.1f')}" for key, rows in times.items()),
         ),
         Statement(
-            "LSGD leads EASGD and DOWNPOUR with 16 workers, by more than with 4",
-            learned and all(grows(*rival) for rival in rivals),
-            shown,
-            paper,
+            "LSGD leads EASGD and DOWNPOUR with 16 workers, by more than with 4", learned and all(grows), shown, paper
         ),
     ]
 

@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
     console = RunConsole()
     check_out(asked.work, "--work")
     known = load(asked.whole, asked.whole.entries(), asked.pool, {})
-    before = earlier(asked)
+    before = published(asked)
     if asked.dry_run:
         dry_run(asked, unfinished(asked, known, before), console)
         return 0
@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
     return until_interrupted(lambda: run(asked, known, before, console), console, lambda: resume)
 
 
-def earlier(asked: Benchmark) -> dict[str, Any] | None:
+def published(asked: Benchmark) -> dict[str, Any] | None:
     """Return the content of an earlier file of the benchmark, if there is one."""
     return json.loads(asked.file.read_text(encoding="utf-8")) if asked.file.exists() else None
 
@@ -219,7 +219,7 @@ def write(asked: Benchmark, known: dict[PlannedRun, RunRecord]) -> dict[str, Any
     from gemjax.telemetry import style
 
     design, path = asked.whole, asked.file
-    content = outcome.document(design, known, earlier(asked))  # Read again: another process may have added rows.
+    content = outcome.document(design, known, published(asked))  # Read again: another process may have added rows.
     asked.folder.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
     others = json.dumps({name: value for name, value in content.items() if name != "rows"}, indent=1)
