@@ -175,7 +175,6 @@ class Claim:
     """A published claim and its check; `CLAIM` of a module in `train.claims.papers`.
 
     Args:
-      name: the module's name.
       title: the claim in one line.
       source: the paper and figure.
       runs: the runs of each scale. `"full"` is the paper's setting; `"small"` takes minutes on two cores and needs no files;
@@ -194,16 +193,16 @@ class Claim:
       height: of the picture, in inches.
       own: true for an investigation of our own, whose statements have no verdict.
       tuning: seeds that serve this choice only and are not reported.
+      name: the module's name, which the package of claims fills in.
     """
 
-    name: str
     title: str
     source: str
     runs: Mapping[Scale, Sequence[PlannedRun]]
     judge: Callable[[Measured], Sequence[Statement]]
     draw: Callable[[Figure, Measured, Any], Sequence[Any]]
     paper: Mapping[str, Mapping[str, Mapping[Any, float]]] = dataclasses.field(default_factory=dict)
-    read_off: bool = True
+    read_off: bool = False
     minutes: Mapping[Scale, float] = dataclasses.field(default_factory=dict)
     setting: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     paper_note: str = ""
@@ -211,6 +210,7 @@ class Claim:
     tuning: Sequence[int] = ()
     own: bool = False
     height: float = 2.8
+    name: str = ""
 
 
 def file_name(claim: str, scale: Scale) -> str:

@@ -145,7 +145,6 @@ SHORT = replace(
 )
 TEST = replace(DIGITS, learning_rate=0.01, warmup_epochs=1.0)
 CLAIM = Claim(
-    name="dana_accuracy",
     title="DANA keeps one worker's accuracy where other asynchronous momenta fail",
     source="Hakimi et al., 2019, ResNet-20 on CIFAR-10",
     runs={
@@ -156,6 +155,7 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper=PAPER,
+    read_off=True,
     paper_note="secondary notes on table 2, whose cells may be misplaced (low to medium); one worker: medium to high",
     minutes={"full": 130_000, "cpu": 70, "small": 4},
     setting={"cpu": f"{TINY_NETWORK}, 62,560 commits"},

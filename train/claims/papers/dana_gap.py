@@ -115,7 +115,6 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="dana_gap",
     title="DANA's look-ahead closes the gap that momentum opens",
     source="Hakimi et al., 2019, gap against time",
     runs={
@@ -125,6 +124,7 @@ CLAIM = Claim(
     },
     judge=judge,
     draw=draw,
+    read_off=True,
     minutes={"full": 14_000, "cpu": 18, "small": 1},
     setting={"cpu": f"{TINY_NETWORK}, 62,560 commits"},
 )

@@ -155,7 +155,6 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="dc_asgd_table",
     title="Delay compensation wins back what staleness costs",
     source="Zheng et al., 2017, table on CIFAR-10",
     runs={
@@ -166,7 +165,6 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper=PAPER,
-    read_off=False,
     paper_note="SGD, and ASGD and DC-ASGD-a with 4 workers: high, by two sources; others: medium, recalled",
     minutes={"full": 9_800, "cpu": 30, "small": 1},
     setting={"cpu": f"{SMALL_NETWORK}, 8,000 commits"},

@@ -163,12 +163,12 @@ FULL = Config(
 CPU = replace(FULL, depth=2, width=0.5, batch_size=4, learning_rate=1e-3, period=10, epochs=2.6)
 DIGITS = replace(FULL, dataset="digits", batch_size=32, learning_rate=1e-3, period=10, epochs=6.0)
 CLAIM = Claim(
-    name="delayed_nesterov",
     title="Delayed Nesterov reconciles outer momentum with stale pseudo-gradients",
     source="Liu et al., 2024; on another, smaller text",
     runs={"full": _runs(FULL), "cpu": _runs(CPU), "small": _runs(DIGITS, (0.2,), (0,), 0.0)},
     judge=judge,
     draw=draw,
+    read_off=True,
     then=then,
     paper_note="medium: one pair of perplexities, from a secondary source, in words only",
     minutes={"full": 17_500, "cpu": 100, "small": 1},

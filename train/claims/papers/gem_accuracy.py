@@ -70,7 +70,6 @@ def draw(figure, measured, plots) -> list:
 
 KAPPA = {"κ = 2": {"kappa": 2.0}}
 CLAIM = Claim(
-    name="gem_accuracy",
     title="Neither dropout, nor the proxy, nor a lower rate at the end explains the published 99.38 %",
     source="GEM, figure 2",
     runs={
@@ -80,7 +79,6 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper={"test_accuracy": {PLAIN: {100: PUBLISHED}}},
-    read_off=False,
     own=True,
     minutes={"full": 40, "small": 1},
 )

@@ -94,7 +94,6 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="gem_adaptive_staleness",
     title="The published curves of adaptive staleness are those of a rate near 0.01, not 0.05",
     source="GEM, figure 1",
     runs={
@@ -104,7 +103,6 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper={"train_loss": {"adaptive staleness": PUBLISHED}},
-    read_off=False,
     own=True,
     minutes={"full": 27, "small": 1},
 )

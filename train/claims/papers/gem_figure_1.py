@@ -108,14 +108,12 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="gem_figure_1",
     title="GEM gains from more workers, plain asynchronous SGD fails, adaptive staleness is slow",
     source="GEM, figure 1",
     runs={"full": _runs(MNIST, WORKERS, (0, 1, 2)), "small": _runs(DIGITS, (2, 8, 16), (0,))},
     judge=judge,
     draw=draw,
     paper=PAPER,
-    read_off=False,
     height=4.6,
     minutes={"full": 105, "small": 2},
 )

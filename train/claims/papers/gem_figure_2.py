@@ -90,13 +90,11 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="gem_figure_2",
     title="GEM is stable with a hundred asynchronous workers",
     source="GEM, figure 2",
     runs={"full": _runs(MNIST, 100, (0, 1, 2)), "small": _runs(dataclasses.replace(DIGITS, epochs=2.0), 32, (0,))},
     judge=judge,
     draw=draw,
     paper={"test_accuracy": {"equations": {100: PUBLISHED}}},
-    read_off=False,
     minutes={"full": 40, "small": 2},
 )

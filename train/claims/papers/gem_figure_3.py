@@ -94,7 +94,6 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="gem_figure_3",
     title="GEM scales commits down by itself where there are more workers",
     source="GEM, figure 3",
     runs={
@@ -104,7 +103,6 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper=PAPER,
-    read_off=False,
     height=3.1,
     minutes={"full": 44, "small": 1},
 )

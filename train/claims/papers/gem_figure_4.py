@@ -155,7 +155,6 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="gem_figure_4",
     title="A fixed effective batch, split over more workers, is trained sooner",
     source="GEM, figure 4",
     runs={
@@ -165,6 +164,5 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper={"train_loss": {GEM: {n: between("4", n, 59.0, SECONDS) for n in WORKERS}}},
-    read_off=False,
     minutes={"full": 15, "small": 1},
 )

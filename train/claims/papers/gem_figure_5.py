@@ -86,7 +86,6 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="gem_figure_5",
     title="GEM's validation loss keeps falling where that of momentum SGD rises",
     source="GEM, figure 5",
     runs={
@@ -96,6 +95,5 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper={"test_loss": {GEM: {30: 0.0259}, SGD: {30: 0.0910}}},
-    read_off=False,
     minutes={"full": 20, "small": 1},
 )

@@ -88,7 +88,6 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="gem_figure_6",
     title="GEM tolerates a learning rate that is twice too large",
     source="GEM, figure 6",
     runs={
@@ -98,6 +97,5 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper=PAPER,
-    read_off=False,
     minutes={"full": 20, "small": 2},
 )

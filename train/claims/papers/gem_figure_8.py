@@ -84,7 +84,6 @@ def draw(figure, measured, plots) -> list:
 
 
 CLAIM = Claim(
-    name="gem_figure_8",
     title="A proxy with more energy (κ) helps GEM up to a point",
     source="GEM, figure 8",
     runs={
@@ -94,6 +93,5 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper=PAPER,
-    read_off=False,
     minutes={"full": 33, "small": 2},
 )

@@ -216,7 +216,6 @@ def _with(base: Config, **changes) -> Config:
 
 CPU = _with(POOLED, epochs=21.0)
 CLAIM = Claim(
-    name="lsgd_comparison",
     title="Drawn to the best worker, training is faster than drawn to an average",
     source="Teng et al., 2019, CNN7 and ResNet-20 on CIFAR-10",
     runs={
@@ -230,6 +229,7 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper=PAPER,
+    read_off=True,
     paper_note="digitised from the poster's figures, to 0.15 points; high for the shape",
     minutes={"full": 108_000, "cpu": 70, "small": 2},
     setting={"cpu": f"{POOLED_NETWORK}, 21 epochs per worker"},
