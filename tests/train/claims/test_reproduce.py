@@ -96,6 +96,7 @@ def claim(monkeypatch):
         ],
         draw=lambda figure, measured, plots: [figure.subplots()],
         paper={"train_loss": {"plain": {2: 0.1}}},
+        minutes={"small": 1, "full": 1},
     )
     monkeypatch.setattr(configs, "CLAIMS", ("pretended",))
     monkeypatch.setattr(configs, "claim", lambda name: made)

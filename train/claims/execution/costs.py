@@ -10,8 +10,6 @@ from train.claims.runs import SCALES, PlannedRun, RunRecord, Scale, num_commits
 from train.config.datasets import DATASETS
 from train.task import cluster as pace
 
-SPEED = 250.0  # Gradients per second, the estimate where nothing is measured.
-
 
 def commits(run: PlannedRun) -> int:
     """Return the commits of a run without loading its data."""
@@ -28,8 +26,7 @@ def speed(known: dict[PlannedRun, RunRecord], claim: Claim, scale: Scale, total:
     if known:
         made = sum(map(gradients, known))
         return processes * made / sum(record["seconds"] for record in known.values())
-    minutes = claim.minutes.get(scale)
-    return total / (60 * minutes) * processes / 2 if minutes else SPEED * processes
+    return total / (60 * claim.minutes[scale]) * processes / 2
 
 
 def listed(results: Path) -> Table:
