@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.engines.checks import shapes_of
 from gemjax.engines.cluster.central.actor import Recipe
 from gemjax.engines.cluster.central.world import World
 from gemjax.engines.cluster.cluster import sent_by_value, settings
@@ -33,15 +34,13 @@ def unmade_state(transition: Transition, params: PyTree, model_state: PyTree) ->
     Counters and the states of local optimizers are arrays. A method whose ``init`` cannot be traced gets all arrays.
     """
     params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
+    if not is_unmade(shapes := shapes_of(transition.init, params, model_state)):
+        return shapes
 
     def known(params, model_state):
         state = transition.init(params, model_state)
         return state._replace(params=(), opt_state=(), model_state=(), view=state.view.value.local)
 
-    try:
-        shapes = jax.eval_shape(transition.init, params, model_state)
-    except jax.errors.JAXTypeError:
-        return transition.init(params, model_state)
     counters = jax.jit(known)(params, model_state)  # Compiled, it makes no array that it does not return.
     view = Slots(shapes.view.value._replace(local=counters.view), transition.num_workers)
     return counters._replace(params=params, model_state=model_state, opt_state=shapes.opt_state, view=view)

@@ -23,6 +23,7 @@ class World:
 
     def __init__(self, actors: Sequence[Any]):
         self.actors, self._in_order, self._broken = list(actors), threading.Lock(), False
+        self._hosts = len(self.actors)
         self.owner: Any = None  # The last run's, whose state is in the actors.
         (address,) = self.wait([self.actors[0].address.remote()])
         self.each(lambda actor, host: actor.join.remote(address, host, len(self.actors)))
@@ -34,7 +35,7 @@ class World:
           PartLostError: after a failure in one process alone, which the others may still wait for.
         """
         with self._in_order:
-            if self._broken:
+            if self._broken or not self.actors:  # Ended.
                 raise self._lost()
             try:
                 return [call(actor, host) for host, actor in enumerate(self.actors)]
@@ -94,6 +95,6 @@ class World:
 
     def _lost(self) -> PartLostError:
         return PartLostError(
-            f"the central variable, divided over {len(self.actors)} actors, has lost one of them with its part; continue "
+            f"the central variable, divided over {self._hosts} actors, has lost one of them with its part; continue "
             "from the last checkpoint with state= and recorded="
         )
