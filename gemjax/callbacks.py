@@ -122,7 +122,6 @@ class BestCheckpoint:
     def __init__(self, folder: str | os.PathLike, evaluate: Evaluate | str, *, mode: str = "min"):
         _check_evaluate(evaluate)
         self.evaluate, self.mode, self.best = evaluate, mode, _worst(mode)
-        self._interrupted = False  # While it saved; the write may have been finished.
         self.checkpoints = Checkpoints(folder, keep=1)
         self.checkpoints.replaces_later = True
         metadata = self.checkpoints.metadata
@@ -138,16 +137,13 @@ class BestCheckpoint:
     def __call__(self, progress: Progress) -> None:
         if not (new := _new_values(self.evaluate, progress)):
             return
-        if self._interrupted:
-            self.best, self._interrupted = (self.checkpoints.metadata or {}).get("metric", _worst(self.mode)), False
         if not (better := [one for one in new if _is_better(one[0], self.best, self.mode)]):
             return
         value, reached = (min if self.mode == "min" else max)(better, key=lambda one: one[0])
-        self._interrupted = True
         # Replaces the previous one, which has more commits if the run was continued from an earlier checkpoint.
         state = progress.state()._replace(params=reached.params, model_state=reached.model_state)
         self.checkpoints.save(state, progress.trace(), {"metric": value, "mode": self.mode, "commit": reached.commit})
-        self.best, self._interrupted = value, False
+        self.best = value
 
     def load(self, like: RunState) -> tuple[RunState, Trace, dict[str, Any]]:
         """Load the best checkpoint as :meth:`gemjax.Checkpoints.load` does.
@@ -202,15 +198,10 @@ def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:
     return value < best - by if mode == "min" else value > best + by
 
 
-def _has_new_commits(progress: Progress) -> bool:
-    """Return True if a commit was applied since the last call."""
-    return bool(np.any(progress.history.get("applied", False)))
-
-
 def _new_values(evaluate: Evaluate | str, progress: Progress) -> list[tuple[float, Evaluated]]:
     """Return the values of the metric that are new since the last call, each with what was evaluated."""
     if not isinstance(evaluate, str):
-        if not _has_new_commits(progress):
+        if not np.any(progress.history.get("applied", False)):  # No commit since the last call.
             return []
         return [(_value(evaluate, progress), Evaluated(progress.commits, progress.params, progress.model_state))]
     if evaluate not in progress.evaluations and (progress.evaluations or not progress.evaluates):

@@ -187,13 +187,3 @@ def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: Any) -> PyT
 def part(batches: Any, selection: PyTree) -> tuple[PyTree, PyTree]:
     """Return ``batches.gather(selection)``."""
     return adapt(batches).gather(selection)
-
-
-def threads_that_read(batches: Any) -> int:
-    """Return ``batches.threads``."""
-    return adapt(batches).threads
-
-
-def is_shared(batches: Any) -> bool:
-    """Return ``batches.shared``."""
-    return adapt(batches).shared

@@ -17,7 +17,7 @@ class Rows(Batches):
     """Batches that are rows of ``data``, a pytree of arrays [n, …]: derive from it for an order of your own.
 
     A subclass sets ``data`` and defines ``select``, as for :class:`gemjax.batches.Batches`; it returns row numbers, int32
-    [batches, rows per batch], each in 0 … n - 1; a run that meets another one ends with ``ValueError``. The rows are then
+    [batches, rows per batch]. A row number outside of 0 … n - 1 ends the run with ``ValueError``. The rows are then
     gathered on the device, or on the host (:class:`gemjax.OnHost`). An array [1, …] is the same for all rows.
 
     >>> class InTurn(Rows):
@@ -108,8 +108,8 @@ class Epochs(OwnEpochs):
     """Epochs of all the data for every worker, each in its own shuffled order (as GEM's workers do).
 
     The order of an epoch depends on (seed, worker, epoch) alone, so any batch can be recomputed. Rows beyond the last full
-    batch of an epoch are left out of that epoch. The host keeps one order per worker, of 4 bytes per row; for many workers on
-    many millions of rows take :class:`gemjax.Shards`, whose orders are those of shares, or :class:`gemjax.Stream`, with one.
+    batch of an epoch are left out of that epoch. The host keeps one order per worker, of 4 bytes per row. With many workers
+    and millions of rows take :class:`gemjax.Shards`, with one order per share, or :class:`gemjax.Stream`, with one order.
 
     Args:
       data: pytree of arrays with a common leading axis of n rows. Data are not copied: if the arrays change, a replay uses the

@@ -1,8 +1,7 @@
 """The folder of a run's checkpoints: one writer at a time, and each checkpoint complete or absent.
 
-A write goes to a folder with an unfinished name, which it leaves by a rename. Orbax writes arrays, but it renames nothing that
-exists: one checkpoint of the same commits is set aside meanwhile, and those of another continuation of the run get another
-name.
+A checkpoint is written under an unfinished name and renamed when it is complete. Orbax replaces no existing checkpoint, so one
+of the same commits is moved aside before. Checkpoints of another continuation of the run get another name.
 """
 
 import contextlib
@@ -132,10 +131,7 @@ def custom_metadata(checkpoint: Path) -> Any:
 
 
 def identity(checkpoint: Path) -> str | None:
-    """Return a text that another checkpoint in the same place does not have; ``None`` if there is none.
-
-    Orbax writes the time into it.
-    """
+    """Return a hash of a checkpoint's metadata, which contain the time of its writing; ``None`` without a checkpoint."""
     try:
         return hashlib.sha256((checkpoint / METADATA).read_bytes()).hexdigest()
     except OSError:

@@ -1,7 +1,7 @@
 """Checks of the arguments of a run, made before anything is computed."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ class RunWarning(UserWarning):
 
 
 def check_given(loss_fn: Callable, params: PyTree, model_state: PyTree) -> None:
-    """Raise ``TypeError`` if arguments are swapped or no arrays, and ``ValueError`` if parameters are no real floats."""
+    """Raise ``TypeError`` if arguments are swapped or not arrays, ``ValueError`` if a parameter is not a real float."""
     if not callable(loss_fn):
         swapped = " and params is a function: swap the two" if callable(params) else ""
         raise TypeError(
@@ -154,7 +154,7 @@ def is_in_rounds(trace: Trace) -> bool:
 
 
 def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | None:
-    """Return the rate of the first commit; ``None`` if ``tx`` reports none, several or one in a branch, or is exempt."""
+    """Return the rate of the first commit; ``None`` unless ``tx`` reports one, outside of branches, and is not exempt."""
     state = shapes_of(tx.init, params)
     if not is_asynchronous(state) or needs_local_steps(state) or _has(_EXEMPT, state):
         return None
@@ -188,8 +188,3 @@ _EXEMPT = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
 def _has(kinds: tuple[type, ...], state: PyTree) -> bool:
     is_one = lambda node: isinstance(node, kinds)
     return any(map(is_one, jax.tree.leaves(state, is_leaf=is_one)))
-
-
-def checked_stops(stops: Iterable[int]) -> np.ndarray:
-    """Return ``stops`` as an array of ints."""
-    return np.asarray([*stops], int)

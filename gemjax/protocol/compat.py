@@ -10,22 +10,12 @@ if hasattr(jax, "enable_x64"):
 else:  # JAX before 0.8.
     from jax.experimental import enable_x64  # pyrefly: ignore[missing-module-attribute]
 
-__all__ = ["enable_x64", "jax_is_in_use", "settings_here"]
+__all__ = ["enable_x64", "settings_here"]
 
 SETTINGS = (
     "default_prng_impl", "threefry_partitionable", "default_matmul_precision", "numpy_dtype_promotion",
     "numpy_rank_promotion", "debug_nans",
 )  # fmt: skip
-
-
-def jax_is_in_use() -> bool:
-    """Return True if JAX has begun to use devices, whose threads a forked process lacks; also if this JAX does not tell."""
-    try:
-        from jax._src import xla_bridge
-
-        return xla_bridge.backends_are_initialized()
-    except (ImportError, AttributeError):
-        return True
 
 
 def settings_here() -> Callable[[], contextlib.ExitStack]:

@@ -297,8 +297,4 @@ def _plain(name: str, value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, float):
         return value
-    if name != "began":
-        return rounded(value)
-    if not math.isfinite(value):
-        raise ValueError(f"began is a time, but got {value}")
-    return round(value, 6)
+    return round(value, 6) if name == "began" else rounded(value)

@@ -241,10 +241,6 @@ def _of_history(history: Mapping[str, np.ndarray]) -> Columns:
         return _Rows().arrays()
     if missing := sorted({"worker", "step", "time", "applied", "dropped"} - history.keys()):
         raise ValueError(f"the history has no column {missing[0]}; give result.history as a run returned it")
-    if len(found := {np.shape(column) for column in history.values()}) > 1 or len(min(found)) != 1:
-        raise ValueError(f"the columns of the history have the shapes {sorted(found)}, expected one length for all")
-    if np.min(history["worker"], initial=0) < 0:
-        raise ValueError(f"worker {np.min(history['worker'])} commits; workers are numbered from 0")
     applied, dropped = history["applied"], history["dropped"]
     columns: Columns = {"event": np.where(applied, "commit", np.where(dropped, "drop", "reject"))}
     columns |= {name: np.full(len(applied), np.nan) for name in ALWAYS}

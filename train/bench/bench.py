@@ -16,7 +16,6 @@ from train.bench import check as bench_check
 from train.bench import cluster as bench_cluster
 from train.bench import devices as bench_devices
 from train.bench import methods as bench_methods
-from train.bench import network as bench_network
 from train.bench import scale as bench_scale
 from train.bench import second as bench_second
 from train.bench import simulate as bench_simulate
@@ -27,7 +26,7 @@ from train.config.parsing import parse_flags
 
 PyTree = Any
 
-Measurement = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check", "second"]
+Measurement = Literal["simulate", "devices", "cluster", "methods", "arrivals", "scale", "check", "second"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Bench:
     """Measure what the engines cost.
 
     The simulator is compared with a plain sequential loop, the device scheduler with a bare loop, the cluster with plain
-    programs on Ray, methods with ASGD, networks with PyTorch, if that is installed, and commits with those that are not tested
-    (`check`). The speed of making traces is measured, too, and what a second call costs (`second`).
+    programs on Ray, methods with ASGD, and commits with those that are not tested (`check`). The speed of making traces is
+    measured, too, and what a second call costs (`second`).
     """
 
     what: tyro.conf.Positional[tuple[Measurement, ...]] = ("simulate", "devices")
@@ -45,15 +44,15 @@ class Bench:
     rounds: int = 7
     """Number of rounds. Each round times everything once; medians over rounds are printed."""
     steps: int = 100
-    """Commits per measurement (`simulate`, `methods`, `network`, `check`)."""
+    """Commits per measurement (`simulate`, `methods`, `check`)."""
     workers: tuple[int, ...] = (1, 8, 64, 512)
     """Numbers of simulated workers (`simulate`)."""
     methods: tuple[Method, ...] = ("gem",)
     """Methods simulated (`simulate`)."""
     networks: tuple[Literal["cnn", "mlp"], ...] = ("cnn",)
-    """Networks to train (`simulate`, `network`, `check`): GEM's, or three dense layers."""
+    """Networks to train (`simulate`, `check`): GEM's, or three dense layers."""
     batch_sizes: tuple[int, ...] = (bench_simulate.BATCH_SIZE,)
-    """Images per gradient (`simulate`, `network`)."""
+    """Images per gradient (`simulate`)."""
     parameters: tuple[int, ...] = (160_000, 1_000_000, 10_000_000)
     """Sizes of the central variable (`devices`, `cluster`, `scale`, `check`)."""
     commits: int = 2000
@@ -88,7 +87,6 @@ def main(argv: Sequence[str]) -> int:
         "simulate": lambda: bench_simulate.ratios(
             bench.networks, bench.batch_sizes, bench.methods, bench.workers, bench.rounds, bench.steps, console
         ),
-        "network": lambda: bench_network.compare(bench.networks, bench.batch_sizes, bench.rounds, bench.steps, console),
         "devices": lambda: bench_devices.measure(bench.parameters, bench.rounds, bench.commits, console),
         "cluster": lambda: bench_cluster.measure(bench.parameters, bench.rounds, bench.commits, console),
         "arrivals": lambda: bench_arrivals.rates(bench.rounds, 1_000_000, console),

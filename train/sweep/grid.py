@@ -50,7 +50,7 @@ class Grid(Common):
     gradients: int = 600
     """Gradients (batches) per run, of all its workers together; methods with local steps commit once in `--period`."""
     out: str | None = None
-    """Folder of the sweep; default: `runs/<time>-<dataset>-sweep`. A sweep of the same grid that is there goes on."""
+    """Folder of the sweep; default: `runs/<time>-<dataset>-sweep`. A sweep of the same grid in it is resumed."""
     dry_run: bool = False
     """Print the size of the sweep and the memory that its programs keep, and end."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None

@@ -97,8 +97,6 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
       MemoryError: likewise, if a single run does not fit the memory.
       BlockingIOError: if another process runs this sweep.
     """
-    if folder.is_final:  # Files in a folder that is not final belong to another sweep.
-        _known(grid, folder)
     _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))
     task = make_task(grid.config(grid.cells[0]))
     folder.data = task.data_checksum()
@@ -171,7 +169,7 @@ def _row(cell: Cell, task: Task, finished: FinishedRun, speed_up: arrivals.Speed
     applied = history["applied"]
     last = max(1, len(applied) // 10)
     kept = applied[~history["dropped"]][-last:]
-    # Where most of the last commits were rejected, the losses of those before them are from before the run was ruined.
+    # If most of the last commits were rejected, the losses that are left are from before the run diverged.
     train_loss = _mean(history["loss"][applied][-last:]) if 2 * kept.sum() >= len(kept) else np.nan
     test_loss, accuracy = task.evaluate(state.params, state.model_state)
     row = {

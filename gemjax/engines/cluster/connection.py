@@ -42,7 +42,7 @@ def authenticated() -> Iterator[None]:
 
 
 def _read_mode() -> None:
-    """Let Ray read the mode of authentication again: it has read its environment when it was imported."""
+    """Make Ray read ``RAY_AUTH_MODE`` again, which it reads once, at its import."""
     from ray import _raylet
 
     _raylet.Config.initialize("")  # pyrefly: ignore[missing-attribute]
@@ -73,7 +73,7 @@ def check_reachable(address: str) -> None:
 
 @contextlib.contextmanager
 def explained(address: str | None) -> Iterator[None]:
-    """Say of a Ray that answers, but accepts no connection, what it lacks most often: a token."""
+    """Explain a refused connection: the usual cause is a missing token."""
     try:
         yield
     except ConnectionError as error:
@@ -86,7 +86,10 @@ def explained(address: str | None) -> Iterator[None]:
 
 
 def shut_down(shutdown: Callable[[], None]) -> None:
-    """Call ``ray.shutdown``, and set the handler of SIGTERM again: the system has none after it, which Python does not see."""
+    """Call ``ray.shutdown``, and install the handler of SIGTERM again.
+
+    Ray removes the system's handler, and ``signal.getsignal`` still reports it.
+    """
     try:
         shutdown()
     finally:
@@ -100,7 +103,8 @@ def shut_down(shutdown: Callable[[], None]) -> None:
 def signals_kept(shutdown: Callable[[], None]) -> Iterator[None]:
     """Keep the caller's handler of SIGTERM, which ``ray.init`` replaces.
 
-    A SIGTERM meanwhile goes to that handler, after ``shutdown``: it may end the process at once, and Ray's would stay.
+    A SIGTERM during the block first shuts Ray down and then calls that handler. The handler may end the process at once, which
+    would leave Ray's processes running.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

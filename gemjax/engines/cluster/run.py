@@ -70,7 +70,7 @@ def run_on_cluster(
     the workers cannot import.
 
     **Several hosts for the central variable.** With ``Cluster(..., central_hosts=n)`` central variable and method state are
-    sharded over ``n`` further actors, between which and the workers views and gradients travel. The actors form one world of
+    sharded over ``n`` further actors. Views and gradients travel between workers and these actors. The actors form one world of
     ``jax.distributed`` on the hosts' CPUs, and a commit is one program of all of them, which XLA divides; so every method
     goes. Each array is cut along its longest axis that ``n`` divides; one without such an axis is whole on each host. The
     driver orders commits. If one of these actors ends or fails, the run ends with an error; continue from the last
@@ -122,7 +122,7 @@ def run_on_cluster(
 
     Returns:
       A :class:`gemjax.Result` as of :func:`gemjax.run_on_devices`. ``history["network"]`` has the seconds of each gradient that
-      were spent outside of its actor; ``began`` is the time when its computation began, as if the network time came before.
+      were spent outside of its actor; ``began``, when its computation began, assumes that all of these precede it.
 
     Warns:
       RunWarning: as :func:`gemjax.run_on_devices`; and if fewer than N workers begin.

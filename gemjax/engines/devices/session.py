@@ -14,7 +14,6 @@ from gemjax.engines.checks import (
     check_callback,
     check_log,
     checked_seed,
-    checked_stops,
     shapes_of,
 )
 from gemjax.engines.devices.hardware.placement import host_devices
@@ -185,7 +184,7 @@ def prepare(
         raise ValueError(f"members are for {members.num_workers} workers, but the run has {num_workers}")
     return Run(
         transition, num_commits, params, model_state, policy, members, state, recorded, earlier, log,
-        (callback, callback_every, callback_seconds, sorted(checked_stops(stops).tolist())),
+        (callback, callback_every, callback_seconds, sorted(map(int, stops))),
         Evaluation(evaluate, evaluate_every, num_commits, evaluations), progress,
     )  # fmt: skip
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gemjax.engines.checks import checked_stops
 from gemjax.protocol.trace import Events
 
 
@@ -32,7 +31,7 @@ def chunks(events: Events, chunk_size: int, stops: Iterable[int] = (), done: int
     [(2, 3), (3, 6), (6, 9), (9, 12)]
     """
     after_commit = np.concatenate([[0], np.flatnonzero(events.commits) + 1])
-    counts = checked_stops(stops)
+    counts = np.asarray([*stops], int)
     counts = counts[(counts > 0) & (counts < len(after_commit))]
     edges = np.unique([0, *after_commit[counts], len(events.worker)])
     ends = [done]

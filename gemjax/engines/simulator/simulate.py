@@ -16,7 +16,6 @@ from gemjax.engines.checks import (
     check_callback,
     check_given,
     checked_seed,
-    checked_stops,
     warn_of_two_rates,
     warn_without_rounds,
 )
@@ -208,7 +207,7 @@ def simulate(
     window = integer("window", min(window or _default_window(), trace.num_workers), 1)
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
-    calls = {*checked_stops(stops).tolist(), *_multiples(callback_every, len(trace))}
+    calls = {*map(int, stops), *_multiples(callback_every, len(trace))}
     due = {*_multiples(evaluation.every, len(trace)), len(trace)} if evaluate is not None else set()
     ends = np.cumsum(events.commits)
     parts: dict[Any, History] = {None: history}

@@ -12,7 +12,7 @@ import numpy as np
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import rows_per_batch
-from gemjax.engines.checks import check_callback, check_given, checked_stops, warn_of_two_rates, warn_without_rounds
+from gemjax.engines.checks import check_callback, check_given, warn_of_two_rates, warn_without_rounds
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.programs import Kept
 from gemjax.engines.result import History, with_numbers, without_numbers
@@ -158,7 +158,7 @@ def sweep(
     callback_every = renamed_chunk_size(callback_every, chunk_size)
     check_callback(callback)
     check_callback(at_stop, "at_stop", "(commits, run, state)")
-    seeds, stops, observed = list(seeds), checked_stops(stops).tolist(), diagnostic_names(diagnostics)
+    seeds, stops, observed = list(seeds), [*map(int, stops)], diagnostic_names(diagnostics)
     points = grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(seeds)].tolist()

@@ -10,8 +10,6 @@ from train import cli
 from train.bench import arrivals as bench_arrivals
 from train.bench import bench
 from train.bench import devices as bench_devices
-from train.bench import network as bench_network
-from train.bench.simulate import make_problem
 
 MARK = {"command": "python -m train bench"}
 
@@ -95,20 +93,6 @@ def test_the_cost_of_methods_is_a_ratio_to_asgd(monkeypatch, tmp_path):
     assert 1.0 < methods["lsgd"]["traffic ratio"] < 2.5
 
 
-@pytest.mark.nightly
-def test_a_network_is_measured_against_the_machine(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bench_network, "PEAK_SIZE", 256)
-    monkeypatch.setattr(bench_network, "_torch", lambda: None)
-    out = tmp_path / "bench.json"
-    argv = ["network", "--networks", "mlp", "cnn", "--batch-sizes", "8", "--rounds", "1", "--steps", "2"]
-    assert bench.main([*argv, "--out", str(out)]) == 0
-    figures = json.loads(out.read_text())["network"]
-    assert figures["torch"] is None
-    for name in ("mlp, 8", "cnn, 8"):
-        assert figures[name]["gflops"] == pytest.approx(figures[name]["of_peak"] * figures["peak_gflops"])
-    assert "nothing is compared" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_commits_of_few_and_of_many_leaves_are_compared_after_the_same_gradient(monkeypatch):
     """Record the gradients since the last commit, by their leaves."""
@@ -138,17 +122,3 @@ def test_every_arrival_model_is_timed():
     figures = bench_arrivals.rates(1, 2000, Console())
     assert len(figures) == 11
     assert all(rate > 0 for rate in figures.values())
-
-
-@pytest.mark.slow
-def test_the_flops_of_a_network_agree_with_the_mathematics():
-    """Two operations per multiplication, forward and for both gradients; the first layer has no gradient of its input."""
-    layers = [784 * 256, 256 * 128, 128 * 10]
-    expected = 2 * 8 * (3 * sum(layers) - layers[0])
-    assert bench_network._flops(make_problem("mlp", 8)) == pytest.approx(expected, rel=0.05)
-
-
-def test_pytorch_trains_the_same_network():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; it is compared with where it is")
-    for network in ("mlp", "cnn"):
-        assert bench_network._theirs(torch, network, make_problem(network, 8), 2)() > 0

@@ -34,14 +34,14 @@ SIMULATED = (
     "tasks named below."
 )
 READING = (
-    "A row names the fastest asynchronous methods, the first of them first; those joined by *or* tie. It names synchronous "
+    "A row lists the fastest asynchronous methods, the fastest first; those joined by *or* tie. It names synchronous "
     "training if no method is sooner. The gain compares the first method with the best of synchronous SGD, m-synchronous SGD "
     "(rounds of the first m workers) and local SGD (rounds of several steps), each tuned. Its interval is that of 95 % over "
     "seeds.",
     "",
     f"In a rack a view and a gradient together take {TRANSFER[RACK]:g} times as long as a gradient, and on a slow network "
-    f"{TRANSFER[SLOW]:g} times; elsewhere they take no time. A row on images is of all tasks with images together. Settings in "
-    "which nothing reaches and holds the target with every seed have no row.",
+    f"{TRANSFER[SLOW]:g} times; elsewhere they take no time. A row on images is of all tasks with images together. A setting "
+    "has a row once all kinds of synchronous training are measured there, if anything holds the target with every seed.",
 )
 PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.
@@ -175,7 +175,7 @@ def _setup(design: Design, found: Findings, command: str) -> list[str]:
     rows += [
         ("target, of the final accuracy of one worker", f"{content['definition']['kept']:g}"),
         (
-            "pairs of a method and a setting, measured so far",
+            "pairs of a method and a setting that belong to it, measured so far",
             f"{sum(map(found.rows.__contains__, core))} of {len(core)}",
         ),
         ("runs so far", f"{cost['runs']:,}"),

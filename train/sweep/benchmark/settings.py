@@ -23,10 +23,14 @@ BASELINES = (SYNCHRONOUS, FIRST_ONLY, LOCAL)  # Synchronous training.
 REFERENCES = (ONE, *BASELINES)
 NAMES = {SYNCHRONOUS: "synchronous SGD", FIRST_ONLY: "m-synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
 EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
-FREE, RACK, SLOW = "free", "rack", "slow"  # Networks,
-TRANSFER = {FREE: 0.0, RACK: 0.3, SLOW: 10.0}  # the time of a view and a gradient there, times that of a gradient,
+FREE, RACK, SLOW = "free", "rack", "slow"  # Networks.
+TRANSFER = {
+    FREE: 0.0,
+    RACK: 0.3,
+    SLOW: 10.0,
+}  # Time of a view and a gradient together, times that of computing a gradient.
 WORDS = {EQUAL: "equal", UNEQUAL: "unequal", RACK: "in a rack", SLOW: "on a slow network"}
-PERIODS = {RACK: (2, 8), SLOW: (8, 32)}  # and the local steps per commit to try.
+PERIODS = {RACK: (2, 8), SLOW: (8, 32)}  # Local steps per commit that are tried.
 # Methods where transfers take time: those with local steps whose number is tuned, and three of the others.
 NETWORKED = (
     "asgd", "dana_slim", "gem", "downpour", "easgd", "lsgd", "delayed_nesterov", "heloco", "fedbuff", "decoupled_diloco",
@@ -164,7 +168,7 @@ class Design:
       name: of its files and its folder of runs.
       tasks: configurations by name.
       titles: their descriptions.
-      settings: pairs of task, workers and cluster, the most informative first.
+      settings: task, workers, cluster and network of each, the most informative first.
       gradients: per run, of all workers together.
       methods: contestants, without the references.
       rungs: candidates of each rung, in proportion more for a reference with more of them, and the share of `gradients` that

@@ -39,5 +39,5 @@ def _data(leaf: Any) -> Any:
 
 
 def implementation(leaf: Any) -> Any:
-    """Return the PRNG implementation of the keys, also for a ``jax.ShapeDtypeStruct``, by an array of its dtype."""
+    """Return the PRNG implementation of typed keys, given as an array or a ``jax.ShapeDtypeStruct``."""
     return jax.random.key_impl(jnp.zeros([], leaf.dtype))

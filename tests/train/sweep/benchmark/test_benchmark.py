@@ -92,7 +92,7 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     command = ["benchmark", "--quick", "--out", str(out)]
     assert cli.main([*command, "--methods", "asgd"]) == 0
     text = (out / "benchmark-quick.md").read_text()
-    assert "| pairs of a method and a setting, measured so far | 5 of 7 |" in text
+    assert "| pairs of a method and a setting that belong to it, measured so far | 5 of 7 |" in text
     assert "| 16 unequal workers | 1 of 3 | `asgd` |" in text
     assert "`gem`" not in text
     before = len(inline.made)
@@ -100,7 +100,7 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     elsewhere = ["--work", str(tmp_path / "elsewhere")]
     assert cli.main([*command, "--methods", "gem", *elsewhere]) == 0
     text = (out / "benchmark-quick.md").read_text()
-    assert "| pairs of a method and a setting, measured so far | 6 of 7 |" in text
+    assert "| pairs of a method and a setting that belong to it, measured so far | 6 of 7 |" in text
     assert "**`gem`**" in text
     assert "| `asgd` |" in text
     assert len(inline.made) == before + RUNS
