@@ -87,7 +87,7 @@ def check_led_to(state: RunState, trace: Trace, name: str = "trace") -> None:
 BOUND = Kept()  # Transitions by their parts before they are bound.
 
 
-class Report(NamedTuple):
+class CommitReport(NamedTuple):
     """Facts about one commit."""
 
     loss: jax.Array
@@ -189,7 +189,7 @@ class Transition(WorkerStep):
         step: jax.Array,
         commits: Any = True,
         own_rows: list | None = None,
-    ) -> tuple[RunState, View, Report]:
+    ) -> tuple[RunState, View, CommitReport]:
         """Apply a gradient to the central variable and let its worker pull the next view.
 
         Args:
@@ -229,7 +229,7 @@ class Transition(WorkerStep):
         check_unreserved(observer.offered, of_any, whose="the method observes quantities")
         measured = {name: diagnostics.OF_ANY_COMMIT[name](*parts) for name in of_any} | observed
         check_unreserved(gradient.metrics, measured)
-        report = Report(
+        report = CommitReport(
             loss=gradient.loss,
             staleness=state.commits - state.pulled_at.value,
             pulled_at=state.pulled_at.value,

@@ -129,7 +129,7 @@ FLOATS = ""  # Key of the vector of floats, which holds all numbers that are exa
 
 
 def numbers_of(report: Any) -> dict[str, jax.Array]:
-    """Return the numbers of a commit's :class:`gemjax.engines.transition.Report` by name."""
+    """Return the numbers of a commit's :class:`gemjax.engines.transition.CommitReport` by name."""
     return {name: getattr(report, name) for name in OF_ENGINES} | report.metrics
 
 
