@@ -25,7 +25,7 @@ def calls(draw):
     return name, wrong
 
 
-@examples(1000)
+@examples(300)
 @hypothesis.given(call=calls())
 def test_wrong_arguments(call):
     name, wrong = call

@@ -105,7 +105,7 @@ def status_of(argv, capsys) -> tuple[int | None, str]:
     return status, error
 
 
-@examples(60)
+@examples(30)
 @hypothesis.given(argv=command_lines())
 def test_command_lines(no_work, finished, tmp_path, monkeypatch, capsys, argv):
     empty(tmp_path)
@@ -141,7 +141,7 @@ def resumed(finished, tmp_path_factory):
 
 # When Orbax has failed, threads of TensorStore may still call its event loop, which is closed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@examples(15)
+@examples(8)
 @hypothesis.given(
     damages=st.lists(DAMAGES, min_size=1, max_size=2),
     argv=st.sampled_from([["report", "run"], ["--resume", "run"], RESUME, RESUME]),

@@ -121,7 +121,7 @@ def saved_and_loaded(case: Case, result: gemjax.Result) -> gemjax.Result:
     return gemjax.Result(state, result.history, trace, result.stopped)
 
 
-@examples(15)
+@examples(8)
 @hypothesis.given(case=cases(), chunk=st.integers(1, 5), window=st.integers(2, 4), through=st.booleans())
 def test_simulated_runs(case, chunk, window, through):
     with strictly(case.x64) as begun:
@@ -144,7 +144,7 @@ def test_simulated_runs(case, chunk, window, through):
             assert_near(windows.params, whole.params, case)
 
 
-@examples(3)
+@examples(2)
 @hypothesis.given(case=cases(), batched=st.none() | st.booleans())
 def test_sweeps(case, batched):
     rates = [case.row.learning_rate, case.row.learning_rate / 2]
@@ -207,7 +207,7 @@ def check_log(path, case: Case, result: gemjax.Result) -> None:
         gemjax.chrome_trace(run)
 
 
-@examples(10)
+@examples(6)
 @hypothesis.given(
     case=cases(most_workers=3), faults=st.just([]) | FAULTS, policy=POLICIES, moves=st.booleans(),
     absent=st.sets(st.integers(0, 3), max_size=2), through=st.booleans(),
