@@ -200,6 +200,7 @@ def test_a_continued_run_has_those_of_both_parts():
     assert along(state=half).evaluations["commit"].tolist() == [10, 20, 25, 30, 40, 50]
 
 
+@pytest.mark.slow
 def test_there_are_about_twenty_of_them_and_of_the_calls_of_a_callback():
     calls = []
     count = lambda progress: calls.append(progress.commits)
@@ -245,6 +246,7 @@ def test_the_best_checkpoint_has_the_parameters_that_were_evaluated(tmp_path):
     assert metadata["commit"] == 20 <= len(trace)
 
 
+@pytest.mark.slow
 def test_they_are_made_on_the_evaluator():
     devices, used = jax.devices(), []
     placement = gemjax.Placement((devices[0],) * 4, devices[1], evaluator=devices[3])

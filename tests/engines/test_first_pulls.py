@@ -33,6 +33,7 @@ def test_its_first_commit_does_not_pull_the_central_variable_back():
     assert central[first + 1] > 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tx", [optax.sgd(0.1), COPYING["schedule-free"]], ids=["sgd", "schedule-free"])
 def test_a_worker_that_joins_a_run_on_devices_begins_at_its_central_variable(tx):
     """After 60 commits it alone takes part, so the next commit is its first. A replay makes the same."""
@@ -56,6 +57,7 @@ def test_a_worker_that_joins_a_run_on_devices_begins_at_its_central_variable(tx)
     np.testing.assert_allclose(replayed.params, result.params, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tx", COPYING.values(), ids=COPYING)
 def test_its_local_optimizer_begins_at_its_view(tx):
     """Its first commit is that of a run that begins at the central variable of its pull."""

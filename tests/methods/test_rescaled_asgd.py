@@ -66,6 +66,7 @@ def test_equal_workers_in_turn_have_the_factor_one_from_the_second_round_on(esti
     np.testing.assert_allclose(exact, 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_fast_worker_does_not_draw_the_others_to_its_own_minimum(x64, estimator):
     """Losses (x - 1)² and (x + 1)² at speeds 4 : 1; the minimum of their sum is 0, and plain ASGD ends near 0.6."""

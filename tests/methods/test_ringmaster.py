@@ -104,6 +104,7 @@ def test_rennala_with_one_worker_accumulates(x64):
         np.testing.assert_allclose(params, expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_rennala_of_the_first_workers_is_m_synchronous_sgd(x64):
     """Rounds of 3 of 5 workers: optax's SGD on the mean of the gradients of each round, which refuses nothing."""
     loss_fn, params, batches = quadratic()

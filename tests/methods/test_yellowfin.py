@@ -56,6 +56,7 @@ def test_the_loop_brings_the_total_momentum_of_eight_workers_to_the_target():
     assert total > target + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.0, 1e5])
 def test_a_run_goes_on_after_gradients_of_zero_or_a_large_one(factor):
     """Each shows a total momentum of any size, and without limits the momentum would be that times the gain."""
@@ -104,6 +105,7 @@ def test_the_root_has_its_limits_where_single_precision_ends(p, root):
     assert yellowfin._root(jnp.float32(p)).item() == pytest.approx(root, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [17.0, *(pytest.param(more, marks=pytest.mark.nightly) for more in (18.5, 19.2))])
 def test_a_run_goes_on_after_a_huge_gradient(exponent):
     """Its square is in the curvature and in the variance of the tuner for hundreds of commits."""
@@ -153,6 +155,7 @@ def test_a_tree_without_leaves_is_unchanged():
     assert tx.update({}, tx.init({}), staleness=0)[0] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_gradients_of_zero_and_tiny_ones_are_no_division_by_zero(dtype):
     tx = gemjax.yellowfin(num_workers=2)

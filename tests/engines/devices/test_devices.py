@@ -91,6 +91,7 @@ def test_more_workers_than_devices(devices):
     assert_close(jax.device_get(result.params), jax.device_get(replay(result, tx=tx).params), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_plain_optax_optimizers_are_wrapped():
     tx = optax.adam(0.05)
     result = run(tx=tx)

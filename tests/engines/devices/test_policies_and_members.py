@@ -100,6 +100,7 @@ def test_workers_join_and_leave(tmp_path):
     assert gemjax.eventlog.trace_of(tmp_path / "log", 4) == result.trace
 
 
+@pytest.mark.slow
 def test_one_run_at_a_time_has_members():
     """Of two runs each took requests from the other, and one could wait for ever."""
     members, refused = gemjax.Members(4), []

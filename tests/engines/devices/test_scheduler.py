@@ -137,6 +137,7 @@ def test_the_callback_is_called_after_each_multiple_though_commits_come_together
     assert [commits // 10 for commits in called] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_the_callback_is_called_at_stops_in_any_order():
     called = []
     run(60, ASGD, callback=lambda progress: called.append(progress.commits), callback_every=40, stops=[33, 7, 7, 90])

@@ -146,6 +146,7 @@ def read_run(rows, num_commits, workers=2, **options):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_not_read_is_silence(tmp_path, monkeypatch):
     """The worker takes part again once it is read, and its step is repeated."""
     rows = Rows()

@@ -64,6 +64,7 @@ def test_a_callback_is_called_though_no_worker_arrives():
     assert sum(called) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"callback": lambda progress: None, "callback_seconds": 0.01}, {}], ids=["callback by time", "deadline"]
 )

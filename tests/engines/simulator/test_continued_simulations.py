@@ -93,6 +93,7 @@ def test_a_bare_state_whose_workers_have_other_views_is_refused():
         run(problem, asgd, other, state=first.state)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_whose_worker_pulled_several_times_in_one_cycle_is_continued():
     """A trace knows the last of these pulls only, and the first event of the resumed run is a pull, too."""
     problem, tx = gemjax.testing.quadratic(), gemjax.gem(0.02, num_workers=2)

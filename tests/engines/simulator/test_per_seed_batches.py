@@ -48,6 +48,7 @@ class Host(gemjax.batches.Batches):
         return self.factor * data[selection].mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Drawn, pytest.param(Host, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
 def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_what_it_selects_or_reads(kind, batched):

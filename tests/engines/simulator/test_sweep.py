@@ -54,6 +54,7 @@ def test_a_value_out_of_range_is_a_run_like_others_wherever_it_stands(rates, bat
     assert result.state.rejected.tolist() == [20 * np.isnan(rate) for rate in rates]
 
 
+@pytest.mark.slow
 def test_bounds_of_the_clamp_are_swept():
     make = lambda high: gemjax.gem(0.05, num_workers=4, clamp=(0.0, high))
     highs, trace, problem = [0.5, 5.0], gemjax.arrivals.Gamma(4).trace(20), quadratic()
@@ -251,6 +252,7 @@ def test_the_table_has_a_row_a_run():
     assert rows[0]["loss"] < rows[1]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batched", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["batched", "one-by-one"]
 )
@@ -275,6 +277,7 @@ def test_a_list_of_points_is_swept_and_each_run_is_evaluated_at_the_stops(batche
         assert_close(params, alone.params, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stop_is_passed_once_although_pulls_alone_follow_it():
     trace, passed = gemjax.Trace([0, 1, 0, 1, 0, 1], [0, 0, 2, 2, 4, 4], num_workers=2), []
     at_stop = lambda commits, run, state: passed.append(commits)
@@ -286,6 +289,7 @@ def test_a_stop_is_passed_once_although_pulls_alone_follow_it():
     assert passed == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_batches_of_unequal_size_are_computed_one_by_one_alone():
     rows = np.arange(12.0, dtype=np.float32)
     sizes = gemjax.PerSeed(lambda seed: gemjax.Epochs(rows, 2 + seed))

@@ -99,6 +99,7 @@ def test_a_changed_value_counts_for_a_function_made_anew(kind):
     assert not np.array_equal(after, before)
 
 
+@pytest.mark.slow
 def test_a_changed_value_counts_for_batches_and_a_schedule_made_anew():
     batches = lambda worker, step: DECAY * jnp.float32(step)
     scheduled = lambda: gemjax.asynchronous(optax.sgd(lambda count: 0.1 * DECAY), num_workers=2)

@@ -40,6 +40,7 @@ def sizes(packed):
     return {dtype: vector.size for dtype, vector in packed.vectors.items()}, [leaf.size for leaf in packed.apart]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["at a stack", pytest.param("at the end", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "local", [None, pytest.param(gemjax.LocalSteps(optax.adam(0.1), 2), marks=pytest.mark.nightly)]
@@ -80,6 +81,7 @@ def test_the_state_is_gathered_on_the_host_if_its_devices_have_no_room(monkeypat
     assert run(14, placement=placement, state=first).state.commits == 14
 
 
+@pytest.mark.slow
 def test_a_view_that_is_not_delivered_yet_counts_on_the_host_too():
     local = gemjax.LocalSteps(optax.adam(0.1), 2)
     params, batches = (
