@@ -40,8 +40,9 @@ READING = (
     "seeds.",
     "",
     f"In a rack a view and a gradient together take {TRANSFER[RACK]:g} times as long as a gradient, and on a slow network "
-    f"{TRANSFER[SLOW]:g} times; elsewhere they take no time. A row on images is of all tasks with images that are measured there. A setting "
-    "has a row once all kinds of synchronous training are measured there, if anything holds the target with every seed.",
+    f"{TRANSFER[SLOW]:g} times; elsewhere they take no time. A row on images is of all tasks with images that are measured "
+    "there. A setting has a row once all kinds of synchronous training are measured there, if anything holds the target with "
+    "every seed.",
 )
 PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.
