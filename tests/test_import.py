@@ -71,3 +71,9 @@ def test_the_package_lists_few_names_and_no_module_of_python():
     assert all(module.__name__.startswith("gemjax.") for module in modules)
     with pytest.raises(AttributeError, match="module 'gemjax' has no attribute 'gen'"):
         gemjax.gen  # noqa: B018 - access is what is tested.
+
+
+@pytest.mark.slow
+def test_optional_packages_and_parts_are_imported_on_demand():
+    code = "import gemjax, sys; print({'ray', 'matplotlib', 'gemjax.check', 'gemjax.telemetry.plotting'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -138,9 +138,3 @@ def test_from_the_command_line_beside_a_broken_plugin(tmp_path):
     ]  # fmt: skip
     assert all(one["difference"] <= one["allowed"] for one in figures["law"])
     assert "JAX warned when it started" in finished.stdout.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_the_library_does_not_import_it():
-    command = "import gemjax, sys; assert 'gemjax.check' not in sys.modules"
-    subprocess.run([sys.executable, "-c", command], check=True, timeout=120)

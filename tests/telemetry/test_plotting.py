@@ -1,8 +1,5 @@
 """The figure of a run, which shows the history and is readable at the width of a column."""
 
-import subprocess
-import sys
-
 import matplotlib.text
 import numpy as np
 import pytest
@@ -86,11 +83,3 @@ def test_many_workers_and_commits_make_a_small_figure(tmp_path):
     assert "63 of 998 others" in {text.get_text() for text in figure.axes[2].texts}
     figure.savefig(tmp_path / "run.pdf")
     assert (tmp_path / "run.pdf").stat().st_size < 200_000
-
-
-@pytest.mark.slow
-def test_the_library_works_without_matplotlib():
-    code = (
-        "import gemjax, sys; assert 'matplotlib' not in sys.modules and 'gemjax.telemetry.plotting' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
