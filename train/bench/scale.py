@@ -124,7 +124,7 @@ def simulate(
 
     >>> found = simulate(Arrangement("as it is"), 10_000_000, 64, 10.0, 0.2, Driver())
     >>> round(found["commits"]), found["bottleneck"]
-    (24, "the driver's thread")
+    (7, "the driver's thread")
     """
     per_second = gigabits * 1e9 / 8
     up, down = (BYTES * size * share for share in (arrangement.up, arrangement.down))
