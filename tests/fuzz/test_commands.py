@@ -47,7 +47,7 @@ def no_work(monkeypatch):
     """Replace the work that follows the checks of a command line."""
     for module, name in (
         (training, "make_task"), (sweep, "make_task"), (reproduce, "reproduce"), (bench.bench_simulate, "ratios"),
-        (bench.bench_network, "compare"), (bench.bench_devices, "measure"), (bench.bench_arrivals, "rates"),
+        (bench.bench_devices, "measure"), (bench.bench_arrivals, "rates"),
         (bench.bench_methods, "compare"), (race, "make_task"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, reached)

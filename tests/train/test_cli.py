@@ -382,12 +382,11 @@ def test_a_dry_run_checks_what_the_run_would_check(capsys, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [["--dry-run"], []], ids=["dry", "run"])
-@pytest.mark.parametrize("large", [["--workers", "1000000"], ["--epochs", "1e12"]], ids=["state", "trace"])
-def test_a_run_that_cannot_fit_is_refused_before_a_trace_or_a_folder_is_made(how, large, capsys, tmp_path, monkeypatch):
+def test_a_run_that_cannot_fit_is_refused_before_a_trace_or_a_folder_is_made(how, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(story, "traces", None)
     monkeypatch.setattr(models, "DigitsCNN", Tiny)
-    assert cli.main(["--engine", "simulate", "--method", "gem", *large, *how]) == 2
+    assert cli.main(["--engine", "simulate", "--method", "gem", "--workers", "1000000", *how]) == 2
     printed = capsys.readouterr()
     assert re.fullmatch(r"train: the run keeps \S+ GiB \(.*, but .* has \S+ GiB; take fewer workers.*\n", printed.err)
     assert ("it keeps" in printed.out) == bool(how)
