@@ -67,6 +67,7 @@ def table(design: Design, found: Findings) -> list[tuple[str, str, str, str]]:
         if choice.gain is not None:
             arrives = found.arrives(choice.settings, choice.baseline)
             gain = f"{'' if arrives else '≥ '}{choice.gain.mean:.2f} ({choice.gain.low:.2f} to {choice.gain.high:.2f})"
+            gain += f" with `{choice.fastest[0]}`" if choice.advice == NAMES[choice.baseline] else ""
         rows.append((place, choice.data, choice.advice, gain))
     return rows
 

@@ -3,7 +3,6 @@
 import json
 import re
 
-import pytest
 from made_up_runs import SMALL, made_up
 
 from train.sweep.benchmark import benchmark, choice, outcome, page
@@ -99,8 +98,9 @@ def test_a_choice_is_against_the_best_synchronous_training():
     assert advice(gem=(0.89, 500.0), local_sgd=(0.7, None)) == (*place, "m-synchronous SGD")
     assert advice(gem=(0.7, None)) == (*place, "local SGD")
     assert advice(gem=(0.89, 300.0)) == (*place, "local SGD or `gem`")
-    gain = choice.choices(QUICK, outcome.Findings(content_of(gem=(0.89, 200.0))))[0].gain
-    assert gain.mean == pytest.approx(1.5)
+    gain = lambda **methods: choice.table(QUICK, outcome.Findings(content_of(**methods)))[0][3]
+    assert gain(gem=(0.89, 200.0)) == "1.50 (1.50 to 1.50)"
+    assert gain(gem=(0.89, 600.0)) == "0.50 (0.50 to 0.50) with `gem`"
 
 
 def test_a_task_with_few_methods_does_not_take_methods_out_of_the_count():
