@@ -10,9 +10,8 @@ from gemjax.checkpoints.errors import CheckpointError, unreadable
 from gemjax.checkpoints.folder import identity
 from gemjax.checkpoints.writing import ORBAX
 from gemjax.engines.checks import is_key
-from gemjax.engines.memory import Elsewhere
+from gemjax.engines.memory import STATE, Elsewhere
 
-STATE = "state"  # Name of the arrays in the files of a checkpoint.
 LARGE = 2**16  # Bytes of the smallest array that can be left in its file.
 
 

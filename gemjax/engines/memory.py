@@ -21,6 +21,7 @@ from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import check_num_workers
 
 PyTree = Any
+STATE = "state"  # Name of the arrays of a state in the files of a checkpoint, which actors write, too.
 CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")  # Of cgroup v2.
 
 

@@ -2,20 +2,17 @@
 
 import dataclasses
 import glob
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import tyro
-from rich.table import Table
 
 import gemjax
 from gemjax.telemetry import eventlog, style
-from train.common.console import RunConsole
+from train.common.console import RunConsole, say, show_table
 from train.common.errors import RecordError, UsageError
 from train.common.files import check_out, write_picture, write_whole
 from train.common.statistics import crossing
@@ -69,17 +66,12 @@ def main(argv: Sequence[str]) -> int:
         picture = draw(runs)
         write_picture(Path(asked.out), picture)
         if asked.html:
-            svg = io.BytesIO()
-            with matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
-                picture.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-            write_whole(Path(asked.html), compose(header, rows, target, svg.getvalue()))
-    console, printed = RunConsole(), Table(box=None)
-    for number, name in enumerate(header):
-        printed.add_column(name, justify="right" if number else "left", no_wrap=not number)
-    for row in rows:
-        printed.add_row(*row)
-    console.print(printed)
-    console.print(f"target: {100 * target:.2f} % test accuracy; picture: {asked.out}", highlight=False)
+            caption = "Test loss and test accuracy against commits and time."
+            embedded = page.EmbeddedPicture.of(picture, "compare", caption, wide=True)
+            write_whole(Path(asked.html), compose(header, rows, target, embedded))
+    console, title = RunConsole(), f"Target: {100 * target:.2f} % test accuracy, the best that all runs reach"
+    show_table(console, title, header, rows)
+    say(console, f"picture: {asked.out}")
     return 0
 
 
@@ -90,8 +82,7 @@ def folders(names: Sequence[str]) -> list[str]:
       UsageError: if they are fewer than two.
     """
     found = [path for name in names for path in (sorted(glob.glob(name)) if glob.has_magic(name) else [name])]
-    found = [path for path in dict.fromkeys(found) if not glob.has_magic(path)]
-    if len(found) < 2:
+    if len(found := list(dict.fromkeys(found))) < 2:
         raise UsageError(f"compare needs two runs at least; {' '.join(names) or 'nothing'} names {len(found)}")
     return found
 
@@ -158,11 +149,10 @@ def _time(runs: Sequence[ComparedRun]) -> str:
     return " or ".join(sorted(kinds))
 
 
-def compose(header: Sequence[str], rows: Sequence[Sequence[str]], target: float, svg: bytes) -> str:
+def compose(header: Sequence[str], rows: Sequence[Sequence[str]], target: float, picture: page.EmbeddedPicture) -> str:
     """Compose the page."""
-    caption = "Test loss and test accuracy against commits and time."
     return page.page("Runs compared", [
         page.heading("Runs compared", f"Target: {100 * target:.2f} % test accuracy, the best that all of them reach."),
-        page.section("Curves", page.figures([page.EmbeddedPicture("compare", caption, svg, wide=True)])),
+        page.section("Curves", page.figures([picture])),
         page.section("Table", page.table(header, rows, (0,))),
     ])  # fmt: skip

@@ -2,9 +2,13 @@
 
 import base64
 import dataclasses
+import io
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Self
+
+import matplotlib
+from matplotlib.figure import Figure
 
 # No script, font or link: pictures are data within the page, and the policy forbids the browser to fetch anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -57,6 +61,14 @@ class EmbeddedPicture:
     caption: str
     svg: bytes
     wide: bool = False
+
+    @classmethod
+    def of(cls, figure: Figure, name: str, caption: str, *, wide: bool = False) -> Self:
+        """Return a figure of matplotlib for the page; the same figure has the same bytes."""
+        svg = io.BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
+            figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+        return cls(name, caption, svg.getvalue(), wide)
 
 
 def page(title: str, sections: Iterable[str]) -> str:

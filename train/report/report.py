@@ -1,12 +1,10 @@
 """`python -m train report [RUN]`: the report of a run as one page, pictures, and a timeline for Perfetto."""
 
 import dataclasses
-import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import tyro
 from matplotlib.axes import Axes
@@ -160,13 +158,11 @@ def _drawings(
 
 def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path) -> page.EmbeddedPicture:
     wide = name == "timeline"
-    svg = io.BytesIO()
-    with style.style(), matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
+    with style.style():
         figure = Figure(figsize=(2 * SIZE[0], SIZE[1]) if wide else SIZE, layout="constrained")
         drawing(figure.add_subplot())
         write_picture(pngs / f"{name}.png", figure)
-        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    return page.EmbeddedPicture(name, caption, svg.getvalue(), wide)
+        return page.EmbeddedPicture.of(figure, name, caption, wide=wide)
 
 
 def compose(

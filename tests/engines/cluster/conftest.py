@@ -1,9 +1,10 @@
-"""A local Ray cluster of four workers, shared by the tests of a module, one of two nodes, and a fake one."""
+"""Local Ray clusters, shared by the tests of a module: of four workers, of two central actors, of two nodes, and a fake one."""
 
 import sys
 
 import jax
 import pytest
+from engines.cluster.central.divided import N
 
 import gemjax
 from gemjax.engines.cluster.cluster import settings
@@ -13,6 +14,14 @@ from gemjax.engines.cluster.cluster import settings
 def cluster():
     pytest.importorskip("ray", reason="the cluster engine needs Ray")
     with gemjax.Cluster(4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Start a cluster whose central variable is over two actors."""
+    pytest.importorskip("ray", reason="the cluster engine needs Ray")
+    with gemjax.Cluster(N, central_hosts=2) as cluster:
         yield cluster
 
 

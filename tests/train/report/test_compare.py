@@ -35,7 +35,8 @@ def test_runs_are_compared_at_the_best_accuracy_that_all_reach(runs, capsys):
     assert cli.main(["compare", "runs/*", "--out", "both.png", "--html", "both.html"]) == 0
     said = capsys.readouterr().out
     assert "80.00 % test accuracy" in said
-    rows = {line.split()[0]: line.split() for line in said.splitlines() if line.split()[:1] in (["one"], ["two"])}
+    cells = [line.replace("│", " ").split() for line in said.splitlines()]
+    rows = {line[0]: line for line in cells if line[:1] in (["one"], ["two"])}
     assert rows["one"][1:6] == ["20", "4", "60.00", "%", "0.3333"]
     assert rows["two"][1:3] == ["18", "3.5"]  # Three quarters of the way from 50 % after 10 commits to 90 % after 20.
     assert (rows["one"][-1], rows["two"][-1]) == ("gem", "asgd")  # Folders of data decide no result.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from train.common.statistics import Estimate
-from train.sweep.benchmark.outcome import Findings
-from train.sweep.benchmark.settings import BASELINES, FIRST_ONLY, FREE, NAMES, WORDS, Design, Entry, Setting
+from train.sweep.benchmark.outcome import Findings, times
+from train.sweep.benchmark.settings import BASELINES, FIRST_ONLY, FREE, NAMES, TRANSFER, WORDS, Design, Entry, Setting
 
 HEADER = ("workers", "data", "take", "times sooner than the best synchronous training")
 MOST = 3  # Methods that a row names.
@@ -49,8 +49,8 @@ def choices(design: Design, found: Findings) -> list[Choice]:
             able = [name for name in BASELINES if all(Entry.at(one, name) in found.rows for one in settings)]
             if not settings or FIRST_ONLY not in able:
                 continue
-            times = {name: np.mean([np.mean(np.log(one)) for one in found.times(settings, name)]) for name in able}
-            baseline, fastest = min(able, key=lambda name: float(times[name])), found.fastest(settings)
+            logs = {name: np.mean([np.mean(np.log(one)) for one in found.times(settings, name)]) for name in able}
+            baseline, fastest = min(able, key=lambda name: float(logs[name])), found.fastest(settings)
             gain = found.speed_up(settings, fastest[0], baseline) if fastest else None
             if fastest or found.holds(settings, baseline):
                 made.append(Choice(settings, data, fastest, baseline, gain))
@@ -65,8 +65,7 @@ def table(design: Design, found: Findings) -> list[tuple[str, str, str, str]]:
         place = f"{workers} {WORDS[cluster]}" + ("" if network == FREE else f", {WORDS[network]}")
         gain = "—"
         if choice.gain is not None:
-            arrives = found.arrives(choice.settings, choice.baseline)
-            gain = f"{'' if arrives else '≥ '}{choice.gain.mean:.2f} ({choice.gain.low:.2f} to {choice.gain.high:.2f})"
+            gain = times(choice.gain, is_bound=not found.arrives(choice.settings, choice.baseline))
             gain += f" with `{choice.fastest[0]}`" if choice.advice == NAMES[choice.baseline] else ""
         rows.append((place, choice.data, choice.advice, gain))
     return rows
@@ -74,5 +73,4 @@ def table(design: Design, found: Findings) -> list[tuple[str, str, str, str]]:
 
 def _order(place: tuple[int, str, str]) -> tuple:
     workers, cluster, network = place
-    words = list(WORDS)
-    return network != FREE and words.index(network), workers, words.index(cluster)
+    return list(TRANSFER).index(network), workers, list(WORDS).index(cluster)

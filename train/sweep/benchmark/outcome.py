@@ -233,6 +233,15 @@ class Findings:
         return float(np.exp(np.mean(np.log(self.times([setting], method)[0]))))
 
 
+def times(value: Estimate, *, is_bound: bool) -> str:
+    """Return a ratio with its interval; `is_bound` if the ratio may be larger.
+
+    >>> times(Estimate(2.0, 1.5, 2.5), is_bound=True)
+    '≥ 2.00 (1.50 to 2.50)'
+    """
+    return f"{'≥ ' if is_bound else ''}{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
+
+
 def points(value: Estimate) -> str:
     """Return a difference of accuracies with its interval.
 

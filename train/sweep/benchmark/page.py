@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from train.sweep.benchmark import choice
-from train.sweep.benchmark.outcome import KEPT, Findings, points
+from train.sweep.benchmark.outcome import KEPT, Findings, points, times
 from train.sweep.benchmark.settings import (
     BASELINES,
     FAST,
@@ -152,9 +152,7 @@ def _table(found: Findings, setting: Setting) -> list[str]:
 def _ratio(found: Findings, setting: Setting, name: str, reference: str) -> str:
     if name == reference:
         return "1"
-    value = found.speed_up([setting], name, reference)
-    least = "" if found.arrives([setting], reference) else "≥ "
-    return f"{least}{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
+    return times(found.speed_up([setting], name, reference), is_bound=not found.arrives([setting], reference))
 
 
 def _setup(design: Design, found: Findings, command: str) -> list[str]:

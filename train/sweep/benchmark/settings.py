@@ -24,11 +24,8 @@ REFERENCES = (ONE, *BASELINES)
 NAMES = {SYNCHRONOUS: "synchronous SGD", FIRST_ONLY: "m-synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
 EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
 FREE, RACK, SLOW = "free", "rack", "slow"  # Networks.
-TRANSFER = {
-    FREE: 0.0,
-    RACK: 0.3,
-    SLOW: 10.0,
-}  # Time of a view and a gradient together, times that of computing a gradient.
+# Time of a view and a gradient together, times that of computing a gradient.
+TRANSFER = {FREE: 0.0, RACK: 0.3, SLOW: 10.0}
 WORDS = {EQUAL: "equal", UNEQUAL: "unequal", RACK: "in a rack", SLOW: "on a slow network"}
 PERIODS = {RACK: (2, 8), SLOW: (8, 32)}  # Local steps per commit that are tried.
 # Methods where transfers take time: those with local steps whose number is tuned, and three of the others.

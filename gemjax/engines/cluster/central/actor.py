@@ -19,13 +19,13 @@ from gemjax.engines.devices.hardware.central import Central
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.devices.hardware.sharding import Place, in_parts, shardings, whole
+from gemjax.engines.memory import STATE
 from gemjax.engines.result import without_numbers
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.slots import Slots
 
 PyTree = Any
 SMALL = 256  # Numbers in the largest array of a state that the driver always has.
-STATE = "state"  # Name of the arrays in the files of a checkpoint.
 
 
 class Recipe(NamedTuple):

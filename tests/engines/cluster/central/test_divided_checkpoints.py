@@ -20,13 +20,6 @@ from gemjax.engines.memory import Elsewhere, here
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def two():
-    pytest.importorskip("ray", reason="the cluster engine needs Ray")
-    with gemjax.Cluster(N, central_hosts=2) as cluster:
-        yield cluster
-
-
 def like():
     return gemjax.initial_state(GEM, MATRICES.params)
 

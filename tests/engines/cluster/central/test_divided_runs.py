@@ -16,13 +16,6 @@ from gemjax.testing import Faults
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def two():
-    pytest.importorskip("ray", reason="the cluster engine needs Ray")
-    with gemjax.Cluster(N, central_hosts=2) as cluster:
-        yield cluster
-
-
 def test_a_run_replays_and_is_continued_over_another_number_of_hosts(two, x64, tmp_path):
     problem, seen = mlp(jnp.float64), []
 
