@@ -54,7 +54,6 @@ from gemjax.batches.on_host import OnHost
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import Epochs, Stream
 from gemjax.batches.shards import Shards
-from gemjax.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.run import run_on_cluster
 from gemjax.engines.devices.hardware.placement import Placement, cpu_devices, place
@@ -63,6 +62,7 @@ from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.run import run_on_devices
 from gemjax.engines.memory import memory_of
 from gemjax.engines.result import Progress, Result, RunFailedError, RunWarning
+from gemjax.engines.running.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError
 from gemjax.engines.simulator.simulate import simulate
 from gemjax.engines.simulator.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state

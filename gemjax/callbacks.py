@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from gemjax.checkpoints import Checkpoints
 from gemjax.engines.checks import check_callback
 from gemjax.engines.result import Callback, Evaluated, Progress
+from gemjax.engines.running.checkpoints import Checkpoints
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_at_least, check_choice, check_positive_int
 from gemjax.protocol.trace import Trace

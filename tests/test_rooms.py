@@ -14,7 +14,6 @@ LAYERS = {
         ("check",),
         ("__init__",),
         ("callbacks", "rules", "testing"),
-        ("checkpoints",),
         ("engines",),
         ("arrivals", "batches", "methods", "telemetry"),
         ("protocol",),

@@ -94,7 +94,7 @@ def _train(argv: list[str]) -> int:
     if not config.dry_run:
         console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
     import gemjax  # After the flags have been checked: this imports JAX.
-    from gemjax.checkpoints import CheckpointWriteError
+    from gemjax.engines.running.checkpoints import CheckpointWriteError
     from train.run.folder import RunFolder
     from train.run.train import result_of, train
     from train.task.memory import dry_run

@@ -9,8 +9,8 @@ from engines.problems import Abreast, Problem, assert_close, assert_same_bits
 
 import gemjax
 from gemjax import arrivals
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.placement import Placement
+from gemjax.engines.running import keys
 from gemjax.testing import run_in_python
 
 N = 3

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from gemjax.checkpoints.folder import LOCK
+from gemjax.engines.running.checkpoints.folder import LOCK
 from train.bench.bench import Bench
 from train.claims.papers import CLAIMS
 from train.claims.reproduce import Reproduce

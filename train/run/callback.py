@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import gemjax
-from gemjax.checkpoints import CheckpointError, CheckpointWriteError
+from gemjax.engines.running.checkpoints import CheckpointError, CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train.common.console import say
 from train.common.files import in_words

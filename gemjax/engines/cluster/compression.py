@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed, Packer
 from gemjax.engines.devices.hardware.programs.gradients import Packers, gradient_at
+from gemjax.engines.running import keys
 from gemjax.engines.worker import Gradient
 
 PyTree = Any

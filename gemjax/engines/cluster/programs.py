@@ -17,7 +17,6 @@ from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.cluster.pieces import Pieces
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
 from gemjax.engines.devices.hardware.placement import Placement, spare
 from gemjax.engines.devices.hardware.prefetch import Selections
@@ -25,6 +24,7 @@ from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.hardware.waiters import Finished, WorkerLostError
+from gemjax.engines.running import keys
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.transition import RunState, Transition
 from gemjax.engines.worker import WorkerStep

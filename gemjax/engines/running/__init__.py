@@ -1,1 +1,1 @@
-"""Parts of a run beside its commits: evaluations, the line of progress, signals."""
+"""Parts of a run beside its commits: checkpoints, evaluations, the line of progress, signals."""

@@ -14,7 +14,7 @@ from orbax.checkpoint import v1 as ocp
 from shrunk import COMMITS, Dense, flags, no_file_beyond
 
 import gemjax
-from gemjax.checkpoints import CheckpointWriteError
+from gemjax.engines.running.checkpoints import CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train import cli
 from train.common.files import append_whole, in_words, write_whole

@@ -14,13 +14,13 @@ from orbax.checkpoint import v1 as ocp
 
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.cluster.pieces import own_piece, spread, together
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.central import Central
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.devices.hardware.sharding import Place, in_parts, shardings, whole
 from gemjax.engines.memory import STATE
 from gemjax.engines.result import without_numbers
+from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.slots import Slots
 

@@ -16,10 +16,10 @@ from gemjax.engines.cluster.central.world import World
 from gemjax.engines.cluster.cluster import sent_by_value, settings
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.cluster.pieces import Pieces
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import numbers_of, packed_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.memory import Elsewhere
+from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition, no_loss
 from gemjax.protocol import slots
 from gemjax.protocol.local_steps import LocalSteps

@@ -13,10 +13,10 @@ from gemjax.engines.cluster.central.driver import SharedCentral
 from gemjax.engines.cluster.central.world import World
 from gemjax.engines.cluster.pieces import Pieces
 from gemjax.engines.cluster.programs import ClusterPrograms, by_value, pickled
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import unpacked_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers, packers
 from gemjax.engines.devices.hardware.sharding import devices_of
+from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 

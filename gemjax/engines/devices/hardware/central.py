@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed, Packer, numbers_of, packed_report, with_outcome
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
 from gemjax.engines.programs import Kept, Program
+from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.slots import Slots

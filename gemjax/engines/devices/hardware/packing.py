@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, whole
+from gemjax.engines.running import keys
 from gemjax.engines.transition import View
 
 PyTree = Any

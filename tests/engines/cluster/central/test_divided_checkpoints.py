@@ -126,7 +126,7 @@ def test_a_run_goes_on_if_checkpoints_cannot_be_written(two, x64, tmp_path, monk
         monkeypatch.setattr(SharedCentral, "writer", full if len(commits) == 2 else writer)
         try:
             checkpoints.save(progress.state(), progress.trace(), wait=True)
-        except gemjax.checkpoints.CheckpointWriteError as error:
+        except gemjax.engines.running.checkpoints.CheckpointWriteError as error:
             errors.append(str(error))
 
     assert_replays(run(GEM, MATRICES, 12, cluster=two, callback=callback, callback_every=3), GEM, MATRICES)
@@ -139,7 +139,7 @@ def test_a_run_goes_on_if_checkpoints_cannot_be_written(two, x64, tmp_path, monk
 DRIVER = """
 import os, signal, sys
 import gemjax
-from gemjax.checkpoints import folder
+from gemjax.engines.running.checkpoints import folder
 from engines.cluster.central.divided import GEM, MATRICES, N
 
 checkpoints = gemjax.Checkpoints(sys.argv[1])

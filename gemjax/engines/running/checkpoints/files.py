@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from gemjax.checkpoints.errors import CheckpointError, unreadable
-from gemjax.checkpoints.folder import identity
-from gemjax.checkpoints.writing import ORBAX
 from gemjax.engines.checks import is_key
 from gemjax.engines.memory import STATE, Elsewhere
+from gemjax.engines.running.checkpoints.errors import CheckpointError, unreadable
+from gemjax.engines.running.checkpoints.folder import identity
+from gemjax.engines.running.checkpoints.writing import ORBAX
 
 LARGE = 2**16  # Bytes of the smallest array that can be left in its file.
 

@@ -13,11 +13,11 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints.states import arrived, like, saved_in
+from engines.running.checkpoints.states import arrived, like, saved_in
 
 import gemjax
 from gemjax import arrivals
-from gemjax.checkpoints import CheckpointError, CheckpointWriteError, folder
+from gemjax.engines.running.checkpoints import CheckpointError, CheckpointWriteError, folder
 from gemjax.telemetry import locks
 
 
@@ -107,7 +107,7 @@ def test_the_files_of_a_killed_process_are_removed_but_not_those_of_a_running_on
 import sys
 sys.path[:0] = {sys.path!r}
 import pathlib
-from gemjax.checkpoints import folder
+from gemjax.engines.running.checkpoints import folder
 path = pathlib.Path({str(tmp_path)!r})
 with folder.locked(path):
     (folder.unfinished(path, 7) / "part").mkdir(parents=True)

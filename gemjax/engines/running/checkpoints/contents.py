@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.checkpoints.errors import CheckpointError
 from gemjax.engines.checks import WIDE
-from gemjax.engines.devices.hardware import keys
+from gemjax.engines.running import keys
+from gemjax.engines.running.checkpoints.errors import CheckpointError
 from gemjax.engines.transition import RunState, check_led_to, rows_of_trace
 from gemjax.protocol.trace import COLUMNS, Trace
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints.states import BATCHES, LOSS, PARAMS, arrived, like, method
+from engines.running.checkpoints.states import BATCHES, LOSS, PARAMS, arrived, like, method
 
 import gemjax
 from gemjax import arrivals
@@ -81,7 +81,7 @@ def test_a_checkpoint_of_another_method_or_number_of_workers_is_refused(tmp_path
 def test_a_checkpoint_of_an_older_format_is_refused(tmp_path, monkeypatch):
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         with monkeypatch.context() as patched:
-            patched.setattr("gemjax.checkpoints.contents.FORMAT", "gemjax.run.1")
+            patched.setattr("gemjax.engines.running.checkpoints.contents.FORMAT", "gemjax.run.1")
             checkpoints.save(like(), arrivals.Gamma(3).trace(5))
         with pytest.raises(
             ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.4'"

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checkpoints.states import BATCHES, LOSS, PARAMS, arrived, like, method
+from engines.running.checkpoints.states import BATCHES, LOSS, PARAMS, arrived, like, method
 
 import gemjax
 from gemjax import arrivals

@@ -6,7 +6,7 @@ import optax
 
 import gemjax
 from gemjax import testing
-from gemjax.checkpoints.folder import LOCK
+from gemjax.engines.running.checkpoints.folder import LOCK
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
 

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from gemjax.checkpoints import contents, folder
-from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
-from gemjax.checkpoints.files import InFile, can_stay
-from gemjax.checkpoints.writing import ORBAX, in_background
 from gemjax.engines.checks import RunWarning
-from gemjax.engines.devices.hardware import keys
 from gemjax.engines.memory import STATE, Elsewhere
 from gemjax.engines.result import check_valid
+from gemjax.engines.running import keys
+from gemjax.engines.running.checkpoints import contents, folder
+from gemjax.engines.running.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
+from gemjax.engines.running.checkpoints.files import InFile, can_stay
+from gemjax.engines.running.checkpoints.writing import ORBAX, in_background
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_bool, check_path, check_positive_int, integer

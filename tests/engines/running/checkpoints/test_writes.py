@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints.states import like, saved_in
+from engines.running.checkpoints.states import like, saved_in
 from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals, testing
-from gemjax.checkpoints import CheckpointWriteError, folder
+from gemjax.engines.running.checkpoints import CheckpointWriteError, folder
 
 save_checkpointables = ocp.save_checkpointables
 
@@ -152,7 +152,7 @@ def test_the_error_of_a_run_is_not_replaced_by_that_of_a_write(tmp_path, monkeyp
 FULL_DISK = """
 import resource, sys
 import jax, gemjax
-from checkpoints.states import arrived
+from engines.running.checkpoints.states import arrived
 from gemjax import arrivals
 
 params = jax.random.normal(jax.random.key(0), (50_000,))
