@@ -14,9 +14,10 @@ import numpy as np
 from gemjax.batches.local import LocalBatches
 from gemjax.engines.cluster.compression import with_feedback
 from gemjax.engines.cluster.pieces import joined, split
+from gemjax.engines.devices.hardware.central import event_of
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.prefetch import Selections
-from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packed_gradient, stepwise
+from gemjax.engines.devices.hardware.programs.gradients import Packers, packed_gradient, stepwise
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.memory import offload_if_needed
 from gemjax.engines.running import keys

@@ -83,7 +83,7 @@ class Roster:
       num_commits: commits to reach.
       commits: commits made before.
       behind: commits since each worker's pull.
-      steps: next step of each worker.
+      steps: next step of each worker, which the caller counts before :meth:`committed`.
       devices: device of each worker; at most ``ROOM`` gradients are computed on one at a time.
       absent: workers that do not take part at the start.
       lost: workers that are not there yet at the start; :meth:`returned` reports that they are.
@@ -100,7 +100,7 @@ class Roster:
         devices: Sequence[Hashable], absent: Iterable[int] = (), lost: Iterable[int] = (), now: float = 0.0,
         draws: Draws | None = None,
     ):  # fmt: skip
-        self.policy, self.num_commits, self.steps, self.devices = policy, num_commits, list(steps), devices
+        self.policy, self.num_commits, self.steps, self.devices = policy, num_commits, steps, devices
         self._quorum = policy.quorum or 1
         self.clock, self.pulled_at = commits, [commits - since for since in behind]
         self.watchdog = Watchdog(policy.deadline, now)
@@ -291,7 +291,6 @@ class Roster:
         self.clock += 1
         self._confirmed = False
         self.pulled_at[worker] = self.clock
-        self.steps[worker] += 1
         self._faults[worker] = self._losses[worker] = self.interruptions[worker] = 0
         self._put(worker, self.waiting if self._quorum == 1 else self.pulling)
 

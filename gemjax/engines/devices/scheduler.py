@@ -229,8 +229,7 @@ class Scheduler:
 
     def may_be_due(self, more: int = 0) -> bool:
         """Return True if an evaluation is due after the commits known so far, if all pending ones and ``more`` are applied."""
-        made = self.history.commits + len(self.history.pending) + more
-        return self.evaluator is not None and made >= self.evaluator.evaluation.due
+        return self.evaluator is not None and self.roster.clock + more >= self.evaluator.evaluation.due
 
     def evaluate(self) -> None:
         """Hand a copy of the central variable to the evaluator."""

@@ -72,6 +72,7 @@ class Run:
         self.reports.append((self.applied, self.refuses))
         self.applied += not self.refuses
         self.pulled[worker] = self.applied
+        self.roster.steps[worker] += 1
         self.roster.committed(worker)
         if worker in self.undeliverable:
             self.roster.fault(worker, ERROR)

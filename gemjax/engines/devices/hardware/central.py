@@ -20,7 +20,14 @@ from gemjax.protocol.slots import Slots
 
 PyTree = Any
 SMALL = 2**15  # Bytes of the largest leaf that is packed between commits.
-COMMIT = np.array((0, 0, 1), np.int32)  # The event of worker 0 at its step 0.
+
+
+def event_of(worker: int, step: int, *, commits: bool = True) -> np.ndarray:
+    """Return worker, step and kind of an arrival as one array: every argument of a call costs some microseconds."""
+    return np.array((worker, step, commits), np.int32)
+
+
+COMMIT = event_of(0, 0)
 
 
 class CommitPrograms:

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gemjax.engines.devices.hardware.central import Central
+from gemjax.engines.devices.hardware.central import Central, event_of
 from gemjax.engines.devices.hardware.packing import Packed, unpacked_report, with_outcome
 from gemjax.engines.devices.hardware.placement import spare
-from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers
+from gemjax.engines.devices.hardware.programs.gradients import Packers, packers
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
 from gemjax.engines.programs import Kept, Program

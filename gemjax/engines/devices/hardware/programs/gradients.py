@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from gemjax.engines.devices.hardware.central import event_of
 from gemjax.engines.devices.hardware.packing import Packer, pack_whole
 from gemjax.engines.devices.hardware.sharding import Place, split_batch
 from gemjax.engines.devices.stepwise import Stepwise
@@ -64,8 +64,3 @@ def stepwise(step: WorkerStep, batches: Any, packed_as: Packers, place: Place | 
         return finish(function, batches, packed_as)(*arguments, place=place)
 
     return Stepwise(step, at, send_off)
-
-
-def event_of(worker: int, step: int, *, commits: bool = True) -> np.ndarray:
-    """Return worker, step and kind of an arrival as one array: every argument of a call costs some microseconds."""
-    return np.array((worker, step, commits), np.int32)

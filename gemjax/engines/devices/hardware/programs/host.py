@@ -9,11 +9,12 @@ from typing import Any
 import jax
 
 from gemjax.batches.threads import SECONDS_AT_EXIT, each
+from gemjax.engines.devices.hardware.central import event_of
 from gemjax.engines.devices.hardware.packing import Packed, send
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
-from gemjax.engines.devices.hardware.programs.gradients import event_of, packed_gradient, stepwise
+from gemjax.engines.devices.hardware.programs.gradients import packed_gradient, stepwise
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.devices.stepwise import Stepwise
 from gemjax.engines.programs import Program
