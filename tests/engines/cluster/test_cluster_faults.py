@@ -201,36 +201,40 @@ def test_a_driver_leaves_no_process_behind(ending, tmp_path, x64):
     assert not processes.left(started, seconds=30)
 
 
-def test_two_thousand_commits_while_workers_a_node_and_the_driver_end(two_nodes, tmp_path, x64):
+@pytest.mark.parametrize(("commits", "kills"), [(400, 5), pytest.param(2000, 20, marks=pytest.mark.nightly)])
+def test_a_run_goes_on_while_workers_a_node_and_the_driver_end(commits, kills, two_nodes, tmp_path, x64):
     second = two_nodes.add_node(num_cpus=2)
-    kills = np.sort(np.random.default_rng(0).integers(20, 1900, 20)).tolist()
-    options = {"folder": str(tmp_path), "commits": 2000, "address": two_nodes.address, "kills": kills}
-    with running(options | {"signal_at": 1000}) as process:
+    kill_at = np.sort(np.random.default_rng(0).integers(20, commits - 100, kills)).tolist()
+    options = {"folder": str(tmp_path), "commits": commits, "address": two_nodes.address, "kills": kill_at}
+    with running(options | {"signal_at": commits // 2}) as process:
         started = until(process, "processes")
-        until(process, "commits", 300)
+        until(process, "commits", commits // 8)
         two_nodes.remove_node(second, allow_graceful=False)
-        until(process, "commits", 600)
+        until(process, "commits", commits // 4)
         two_nodes.add_node(num_cpus=2)
         with pytest.raises(AssertionError, match="the driver has ended"):
             until(process, "done")
         assert process.wait() == -signal.SIGKILL
     with running(options) as process:
         [resumed] = until(process, "resumed")
-        assert 900 <= resumed < 1040  # A callback may come some commits later.
-        until(process, "done", 2000)
+        assert commits // 2 - 100 <= resumed < commits // 2 + 40  # A callback may come some commits later.
+        until(process, "done", commits)
         assert process.wait() == 0
     killed = (tmp_path / "killed").read_text().splitlines()
-    assert len(killed) == 20
+    assert len(killed) == kills
     trace, params = driver.read(tmp_path)
-    assert len(trace) == 2000
+    assert len(trace) == commits
     assert gemjax.eventlog.trace_of(tmp_path / "log", driver.WORKERS) == trace
     assert_replays(*driver.setting(), trace, params)
-    check_log(tmp_path / "log", trace)
+    check_log(tmp_path / "log", trace, kills // 2)
     assert not processes.left(started, seconds=30)
 
 
-def check_log(path, trace):
-    """Check that each gradient of each session was dispatched once at a time, and committed once or lost for a reason."""
+def check_log(path, trace, losses):
+    """Check that each gradient of each session was dispatched once at a time, and committed once or lost for a reason.
+
+    At least ``losses`` were lost.
+    """
     open_steps, next_step = [], []
     kinds = collections.Counter()
     for event in gemjax.eventlog.read(path):
@@ -251,6 +255,6 @@ def check_log(path, trace):
             open_steps[worker].discard(event["step"])
     assert max(map(len, open_steps)) <= 1  # In flight at the end.
     assert kinds["start"] == 2
-    assert kinds["leave"] >= 10
-    assert kinds["join"] >= 10
+    assert kinds["leave"] >= losses
+    assert kinds["join"] >= losses
     assert not kinds["retire"]

@@ -168,11 +168,20 @@ def _setting(run):
 
 
 FULL = {_setting(run): run for claim in CLAIMS for run in some(claim.runs["full"])}
+IN_CI = ("mnist", "homogeneous"), ("tiny_shakespeare", "tiered_barrier")  # Each network is compiled anew.
 SHALLOW = {"resnet20": {"depth": 8}, "auto": {"depth": 1}}  # Deep networks take a minute to compile.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", FULL.values(), ids=["-".join(map(str, setting)) for setting in FULL])
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(
+            run, id="-".join(map(str, setting)), marks=() if setting[::2][:2] in IN_CI else pytest.mark.nightly
+        )
+        for setting, run in FULL.items()
+    ],
+)
 def test_the_first_commits_of_the_full_scale_run_shrunk(run, tmp_path, monkeypatch):
     """A run in each setting that claims share, with its schedule and period, and a narrow and shallow network, on made-up rows.
 

@@ -18,7 +18,8 @@ ON_DEVICES = "digits --method asgd --learning-rate 0.001 --workers 3 --epochs 5 
 
 
 @pytest.mark.slow
-def test_a_run_on_devices_continues_after_being_killed_at_random_moments(tmp_path):
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.nightly)])
+def test_a_run_on_devices_continues_after_being_killed_at_random_moments(kills, tmp_path):
     """The order of commits is new, but the log holds every commit once, and replays to the final parameters."""
     whole = uninterrupted_run(tmp_path, ON_DEVICES)
     config = Config.load(whole.folder.config)
@@ -29,7 +30,7 @@ def test_a_run_on_devices_continues_after_being_killed_at_random_moments(tmp_pat
         if folder.events.exists():
             list(eventlog.read(folder.events))
 
-    for folder in killed_repeatedly(whole, 4, seed=6, check=check):
+    for folder in killed_repeatedly(whole, kills, seed=6, check=check):
         state, trace = load(folder)
         assert len(trace) == task.num_commits
         assert eventlog.trace_of(folder.events, 3) == trace

@@ -47,8 +47,8 @@ def runs(method, rates=(0.01, 0.1), seeds=(0, 1), **changes):
     ("method", "changes"),
     [
         ("gem", {}),
-        pytest.param("lsgd", {"period": 2}, marks=pytest.mark.slow),
-        pytest.param("yellowfin", {"cluster": "heterogeneous"}, marks=pytest.mark.slow),
+        pytest.param("lsgd", {"period": 2}, marks=pytest.mark.nightly),
+        pytest.param("yellowfin", {"cluster": "heterogeneous"}, marks=pytest.mark.nightly),
         ("asgd", {"cluster": "barrier", "epochs": 0.52, "seeds": (0, 1, 2)}),  # Numbers of late pulls differ.
     ],
 )
