@@ -7,10 +7,20 @@ from typing import NamedTuple
 import numpy as np
 
 from train.common.statistics import Estimate
-from train.sweep.benchmark.outcome import Findings, times
+from train.sweep.benchmark.outcome import KEPT, LATE, Findings, times
 from train.sweep.benchmark.settings import BASELINES, FIRST_ONLY, FREE, NAMES, TRANSFER, WORDS, Design, Entry, Setting
 
 HEADER = ("workers", "data", "take", "times sooner than the best synchronous training")
+LATER = (
+    "workers",
+    "data",
+    f"take, to {100 * KEPT:g} %",
+    "times sooner",
+    f"take, to {100 * LATE:g} %",
+    "times sooner",
+    f"take, on average from {100 * KEPT:g} to {100 * LATE:g} %",
+    "times sooner",
+)
 MOST = 3  # Methods that a row names.
 
 
@@ -59,16 +69,33 @@ def choices(design: Design, found: Findings) -> list[Choice]:
 
 def table(design: Design, found: Findings) -> list[tuple[str, str, str, str]]:
     """Return the rows below `HEADER`."""
-    rows = []
-    for choice in choices(design, found):
-        _, workers, cluster, network = choice.settings[0]
-        place = f"{workers} {WORDS[cluster]}" + ("" if network == FREE else f", {WORDS[network]}")
-        gain = "—"
-        if choice.gain is not None:
-            gain = times(choice.gain, is_bound=not found.arrives(choice.settings, choice.baseline))
-            gain += f" with `{choice.fastest[0]}`" if choice.advice == NAMES[choice.baseline] else ""
-        rows.append((place, choice.data, choice.advice, gain))
-    return rows
+    return [(*_place(choice), choice.advice, _gain(found, choice)) for choice in choices(design, found)]
+
+
+def later(design: Design, found: Findings) -> list[tuple[str, ...]]:
+    """Return the rows below `LATER`, of the settings that are measured at the later target."""
+    late, between = (
+        {_place(one): one for one in choices(design, at)} for at in (found.late(), found.late("mean time"))
+    )
+    return [
+        (*place, choice.advice, _gain(found, choice), late[place].advice, _gain(found.late(), late[place]),
+         between[place].advice, _gain(found.late("mean time"), between[place]))
+        for choice in choices(design, found) if (place := _place(choice)) in late and place in between
+    ]  # fmt: skip
+
+
+def _place(choice: Choice) -> tuple[str, str]:
+    """Return the words for workers and data."""
+    _, workers, cluster, network = choice.settings[0]
+    return f"{workers} {WORDS[cluster]}" + ("" if network == FREE else f", {WORDS[network]}"), choice.data
+
+
+def _gain(found: Findings, choice: Choice) -> str:
+    """Return the gain of the first method, which is named if it is not the advice."""
+    if choice.gain is None:
+        return "—"
+    gain = times(choice.gain, is_bound=not found.arrives(choice.settings, choice.baseline))
+    return gain + (f" with `{choice.fastest[0]}`" if choice.advice == NAMES[choice.baseline] else "")
 
 
 def _order(place: tuple[int, str, str]) -> tuple:

@@ -26,6 +26,8 @@ from train.sweep.benchmark.settings import (
 from train.task.cluster import mean_period
 
 KEPT = 0.9  # The target, as a share of one worker's accuracy.
+LATE = 0.98  # A later target of the same runs.
+BETWEEN = 9  # Targets from the first to the later one, both among them, over which times are averaged.
 SLACK = 0.01  # Accuracy that a run may lose after the target: it is reached on 2,000 rows, and kept on all.
 Row = dict[str, Any]
 
@@ -99,7 +101,9 @@ def _row(
     design: Design, entry: Entry, numbers: dict, run: PlannedRun, records: Sequence[RunRecord], target: float
 ) -> Row:
     period = mean_period(run.config)
-    reached = [_reached(record, target) for record in records]
+    targets = np.linspace(target, target * LATE / KEPT, BETWEEN)
+    every = [[_reached(record, float(one)) for one in targets] for record in records]
+    reached, late = ([of_seed[index] for of_seed in every] for index in (0, -1))
     return {
         "task": entry.task, "workers": entry.workers, "cluster": entry.cluster, "network": entry.network,
         "method": entry.method, "target": target,
@@ -107,6 +111,12 @@ def _row(
         "accuracy": [round(_accuracy(record), 4) for record in records],
         "gradients": [_finite(period * commits) for commits, _ in reached],
         "time": [_finite(time) for _, time in reached],
+        "late": {
+            "target": round(float(targets[-1]), 4),
+            "gradients": [_finite(period * commits) for commits, _ in late],
+            "time": [_finite(time) for _, time in late],
+            "mean time": [_finite(float(np.mean([time for _, time in of_seed]))) for of_seed in every],
+        },
         "end": [_finite(record["time"] or math.inf) for record in records],
     }  # fmt: skip
 
@@ -133,6 +143,17 @@ class Findings:
         self.settings: list[Setting] = list(
             dict.fromkeys(entry.setting for entry in self.rows if entry.method not in REFERENCES)
         )
+
+    def late(self, time: str = "time") -> Findings:
+        """Return the measurements of rows that have them at the later target.
+
+        With ``time="mean time"`` a time is the mean over targets from the first to the later one.
+        """
+        rows = [
+            row | {"target": late["target"], "gradients": late["gradients"], "time": late[time]}
+            for row in self.content["rows"] if (late := row.get("late"))
+        ]  # fmt: skip
+        return Findings({**self.content, "rows": rows})
 
     def methods(self, settings: Sequence[Setting]) -> list[str]:
         """Return the methods, without references, that are measured in all of `settings`."""

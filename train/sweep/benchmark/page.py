@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from train.sweep.benchmark import choice
-from train.sweep.benchmark.outcome import KEPT, Findings, points, times
+from train.sweep.benchmark.outcome import BETWEEN, KEPT, LATE, Findings, points, times
 from train.sweep.benchmark.settings import (
     BASELINES,
     FAST,
@@ -44,6 +44,10 @@ READING = (
     "there. A setting has a row once all kinds of synchronous training are measured there, if anything holds the target with "
     "every seed.",
 )
+LATER = (
+    f"The same runs, to {100 * LATE:g} % of the accuracy at which one worker ends, and the mean time to {BETWEEN} targets from "
+    f"{100 * KEPT:g} to {100 * LATE:g} %. Settings whose runs were made before this was recorded have no row."
+)
 PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.
 SHOWN = 6  # Methods that are most often near the fastest one.
@@ -64,6 +68,8 @@ def written(design: Design, content: Mapping[str, Any], command: str) -> str:
     lines = [TITLE, "", SIMULATED, ""]
     if chosen := choice.table(design, found):
         lines += [*_lines(choice.HEADER, chosen), "", *READING, ""]
+    if later := choice.later(design, found):
+        lines += ["## A later target", "", LATER, "", *_lines(choice.LATER, later), ""]
     lines += [*_setup(design, found, command), *_profile(design, found)]
     for task in design.tasks:
         settings = [one for one in design.settings if one[0] == task and one in found.settings]

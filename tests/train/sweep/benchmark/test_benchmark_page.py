@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from made_up_runs import SMALL, made_up
 
 from train.sweep.benchmark import benchmark, choice, outcome, page
@@ -25,6 +26,46 @@ def test_no_number_is_shown_of_an_unfinished_cell():
     text = page.written(SMALL, content, "command")
     assert "## Digits" not in text
     assert "###" not in text
+
+
+def made(entry, **how):
+    """Return made-up records of the runs of an entry, tuned and reported."""
+    known = {}
+    while new := {run: made_up(run, **how) for run in SMALL.next_runs(entry, known)[0] if run not in known}:
+        known |= new
+    return known
+
+
+def test_a_later_target_is_taken_from_the_same_runs():
+    """The accuracy of a made-up run rises linearly, so that the time to a target is in proportion to it."""
+    one, gem, easgd = Entry("digits", 1, "homogeneous", ONE), *(
+        Entry("digits", 16, UNEQUAL, name) for name in ("gem", "easgd")
+    )  # fmt: skip
+    known = made(one) | made(gem, pace=4.0) | made(easgd, accuracy=0.85, pace=8.0)
+    rows = {row["method"]: row for row in outcome.document(SMALL, known)["rows"]}
+    late, share = rows["gem"]["late"], outcome.LATE / outcome.KEPT
+    assert late["target"] == pytest.approx(share * rows["gem"]["target"], abs=1e-4)
+    assert late["time"] == pytest.approx([share * time for time in rows["gem"]["time"]], rel=1e-3)
+    assert late["mean time"] == pytest.approx([(1 + share) / 2 * time for time in rows["gem"]["time"]], rel=1e-3)
+    assert None not in rows["easgd"]["time"]
+    assert rows["easgd"]["late"]["time"] == rows["easgd"]["late"]["mean time"] == [None] * 3
+
+
+def test_the_later_target_has_advice_of_its_own():
+    content = content_of(gem=(0.89, 100.0), easgd=(0.89, 150.0))
+    text = page.written(QUICK, content, "command")
+    assert "## A later target" not in text
+    for row in content["rows"]:
+        slower = 4.0 if row["method"] == "gem" else 1.5
+        late = [slower * time for time in row["time"]]
+        row["late"] = {"target": 0.882, "gradients": row["gradients"], "time": late, "mean time": row["time"]}
+    for row in content["rows"]:
+        if row["method"] == LOCAL:  # It ends below the later target.
+            row["late"]["time"] = [None] * 3
+    [row] = choice.later(QUICK, outcome.Findings(content))
+    assert row[::2] == ("16 unequal", "`gem`", "`easgd`", "`gem`")
+    assert row[3::2] == ("3.00 (3.00 to 3.00)", "3.00 (3.00 to 3.00)", "3.00 (3.00 to 3.00)")
+    assert "## A later target" in page.written(QUICK, content, "command")
 
 
 def content_of(**methods):
