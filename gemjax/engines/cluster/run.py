@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +22,8 @@ from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
 from gemjax.engines.result import Callback, Result, continue_numbers, leaving
+from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
+from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate
 from gemjax.engines.transition import RunState, workers_of
 from gemjax.protocol.checks import check_choice
@@ -57,6 +60,9 @@ def run_on_cluster(
     evaluate: Evaluate | None = None,
     evaluate_every: int | None = None,
     progress: bool = False,
+    checkpoints: str | os.PathLike | Checkpoints | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = 600.0,
     gate: Callable[[int, int], Any] | None = None,
     compression: str | None = None,
 ) -> Result:
@@ -115,6 +121,9 @@ def run_on_cluster(
         use, if there is one.
       evaluate_every: as for :func:`gemjax.run_on_devices`.
       progress: as for :func:`gemjax.run_on_devices`.
+      checkpoints: as for :func:`gemjax.run_on_devices`; with ``central_hosts`` in a folder that all hosts share.
+      resume: as for :func:`gemjax.run_on_devices`; ``central_hosts`` may be another number.
+      checkpoint_seconds: as for :func:`gemjax.run_on_devices`.
       gate: as for :func:`gemjax.run_on_devices`; called in the driver when a gradient has arrived there.
       compression: ``None`` (default) sends gradients as they are; ``"bfloat16"`` rounds them to 2 bytes per number,
         ``"int8"`` to 1. Each worker adds what it has lost by rounding to its next gradient (error feedback). A replay in the
@@ -132,6 +141,7 @@ def run_on_cluster(
       TypeError: if an argument is of the wrong type, or cannot be pickled; the message names the object.
       ValueError: if the workers cannot import a module, which the message names; or as :func:`gemjax.run_on_devices`.
       RuntimeError: if ``cluster`` is busy with another run.
+      CheckpointError: as :func:`gemjax.simulate`, and ``CheckpointWriteError``.
       RunFailedError: as :func:`gemjax.run_on_devices`. Every exception during the run has an attribute ``result``,
         unless an actor of ``central_hosts`` is lost with its part of the state.
 
@@ -163,6 +173,7 @@ def run_on_cluster(
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
         members=members, log=log, callback=callback, callback_every=callback_every, callback_seconds=callback_seconds,
         stops=stops, evaluate=evaluate, evaluate_every=evaluate_every, progress=progress,
+        saving=Saving(checkpoints, resume, checkpoint_seconds), in_files=workers.central_hosts is not None,
     )  # fmt: skip
     warn_of_two_rates(tx, params, local)
     del state  # The run has a copy, so the caller can free this one.

@@ -1,6 +1,7 @@
 """The device engine: one host thread dispatches gradients to many devices and commits them as they finish."""
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +21,8 @@ from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
 from gemjax.engines.memory import bytes_of, offload_if_needed
 from gemjax.engines.result import Callback, Result, continue_numbers
+from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
+from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate
 from gemjax.engines.transition import RunState, workers_of
 from gemjax.protocol.local_steps import LocalSteps
@@ -55,6 +58,9 @@ def run_on_devices(
     evaluate: Evaluate | None = None,
     evaluate_every: int | None = None,
     progress: bool = False,
+    checkpoints: str | os.PathLike | Checkpoints | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = 600.0,
     gate: Callable[[int, int], Any] | None = None,
 ) -> Result:
     """Train asynchronously on this host's devices, in the order in which they finish.
@@ -103,6 +109,12 @@ def run_on_devices(
       evaluate_every: commits between two evaluations, positive; default: a twentieth of ``num_commits``.
       progress: True to print a line to standard error, updated if that is a terminal: commits, their rate, the time left, the
         loss.
+      checkpoints: folder of the run's checkpoints, or a :class:`gemjax.Checkpoints`. A checkpoint is written in the background
+        at most every ``checkpoint_seconds``, when the evaluations under way are known, and at the end, also of a run that
+        fails or that Ctrl-C ends. Default: none.
+      resume: True to continue from the newest checkpoint in ``checkpoints``, if there is one, with the whole ``history``; the
+        order of arrivals after it is a new one. False (default): the folder must have none.
+      checkpoint_seconds: seconds between two checkpoints, positive; default 600. A killed run loses as much at most.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread before a finished gradient is queued; may block,
         raise, or return a function that changes the gradient (as :class:`gemjax.testing.Faults` does), which gets a tree of the
         engine's packed arrays.
@@ -122,6 +134,7 @@ def run_on_devices(
     Raises:
       TypeError: if an argument is of the wrong type, such as a method that is not called.
       ValueError: if there are no workers, or the method or the batches are made for another number of them.
+      CheckpointError: as :func:`gemjax.simulate`, and ``CheckpointWriteError``.
       RunFailedError: if commits are rejected, as in :func:`gemjax.simulate`, and none is applied; if every worker keeps
         raising, is lost or is silent beyond its deadline; if no worker has a period of ``local`` left; or if a device of the
         central variable fails. Every exception during the run, also of the callback or a ``KeyboardInterrupt``, has an
@@ -148,6 +161,7 @@ def run_on_devices(
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
         members=members, log=log, callback=callback, callback_every=callback_every, callback_seconds=callback_seconds,
         stops=stops, evaluate=evaluate, evaluate_every=evaluate_every, progress=progress,
+        saving=Saving(checkpoints, resume, checkpoint_seconds),
     )  # fmt: skip
     warn_if_colocated(placement)
     warn_of_two_rates(tx, params, local)

@@ -16,7 +16,8 @@ from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.roster import INFINITY, Commit, Confirm, Dispatch, Interrupt, Pull, Record, Roster
-from gemjax.engines.result import Callback, Evaluated, Progress, RunFailedError, RunWarning
+from gemjax.engines.result import Callback, Evaluated, Progress, Result, RunFailedError, RunWarning
+from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluator
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.running.progress import ProgressLine
@@ -31,10 +32,11 @@ class Scheduler:
 
     def __init__(
         self, programs: CentralPrograms, waiters: Waiters, history: RunHistory, num_commits: int, policy: Policy,
-        members: Members, held: Held, line: ProgressLine, evaluator: Evaluator | None = None,
+        members: Members, held: Held, line: ProgressLine, saving: Saving, evaluator: Evaluator | None = None,
     ):  # fmt: skip
         self.programs, self.waiters, self.history, self.members, self.held = programs, waiters, history, members, held
-        self.num_commits, self.policy, self.line, self.evaluator = num_commits, policy, line, evaluator
+        self.num_commits, self.policy, self.line = num_commits, policy, line
+        self.saving, self.evaluator = saving, evaluator
         self.callback: Callback | None = None
         self.evaluated: list[Evaluated] = []  # Those that the callback has not been given.
         self.call_at = INFINITY  # time.perf_counter() at which the callback is called, even without a commit.
@@ -67,6 +69,7 @@ class Scheduler:
             )  # fmt: skip
             self.history.on_refusal = self.roster.refused
             self.line.start(self.history.commits)
+            self.saving.start(self.history.commits)
             if self.evaluator is not None:
                 self.evaluator.evaluation.begin(self.history.commits)
             timed = callback is not None and callback_seconds is not None
@@ -93,6 +96,8 @@ class Scheduler:
             self.drain(wait=not self.roster.is_short)
             self.record_evaluations()
             self.line.update(self.history.commits, self.history.recent_loss)
+            if self.saving.is_due(self.history.commits):
+                self.save()
             if passed() != passed_then or time.perf_counter() >= self.call_at:
                 began = time.perf_counter()
                 stopped = self.callback is not None and self.call(self.callback)
@@ -291,6 +296,20 @@ class Scheduler:
             self.held.check()
             self.history.read_next()
             wait = wait and not self.roster.is_short
+
+    def save(self) -> None:
+        """Save a checkpoint; the rows of evaluations before it are a part of it, so it waits for those under way."""
+        began = time.perf_counter()
+        self.history.read_all()
+        self.history.flush()
+        with self.held.open():
+            self.record_evaluations(wait=True)
+        evaluations = {} if self.evaluator is None else self.evaluator.evaluation.columns()
+        history, trace = self.history.history(), self.history.trace()
+        self.saving.save(Result(self.programs.gather(), history, trace, stopped=True, evaluations=evaluations))
+        ended = time.perf_counter()
+        self.roster.paused(ended - began, ended)
+        self.history.event("pause", self.history.at(began), seconds=round(ended - began, 6))
 
     def call(self, callback: Callback) -> bool:
         """Call the callback; return True if it ends the run."""

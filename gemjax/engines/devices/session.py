@@ -35,6 +35,7 @@ from gemjax.engines.result import (
     of_applied,
     warn_at_the_end,
 )
+from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate, Evaluation, Evaluator, every_of
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.running.progress import ProgressLine
@@ -68,6 +69,7 @@ class Run:
     callback: tuple[Callback | None, int, float | None, list[int]]
     evaluation: Evaluation
     progress: bool
+    saving: Saving
 
     @property
     def num_workers(self) -> int:
@@ -115,7 +117,16 @@ class Run:
                 evaluator = threads.enter_context(Evaluator(self.evaluation, programs.evaluator, waiters.wake))
             line = ProgressLine(self.progress, self.num_commits)
             scheduler = Scheduler(
-                programs, waiters, history, self.num_commits, self.policy, self.members, held, line, evaluator
+                programs,
+                waiters,
+                history,
+                self.num_commits,
+                self.policy,
+                self.members,
+                held,
+                line,
+                self.saving,
+                evaluator,
             )
             try:
                 stopped = scheduler.run(*self.callback)
@@ -124,7 +135,9 @@ class Run:
                 held.check()
             except BaseException as error:
                 leave_result(error, lambda: _reached(programs, history, self.evaluation))
+                self.saving.after(error)
                 raise
+            self.saving.end(made[0])
         warn_at_the_end(made[0], stacklevel=3, barrier=self.policy.quorum == self.num_workers)
         return made[0]
 
@@ -153,13 +166,24 @@ def prepare(
     evaluate: Evaluate | None,
     evaluate_every: int | None,
     progress: bool,
+    saving: Saving,
+    in_files: bool = False,
 ) -> Run:
     """Check the arguments of an engine and return the run. Warnings name the line that called the engine."""
     check_callback(callback)
     check_log(log)
     num_commits, seed = integer("num_commits", num_commits, 0), checked_seed(seed)
-    evaluations = state.evaluations if isinstance(state, Result) else {}
-    state, recorded, earlier = begin_from(state, recorded)
+    callback_every = every_of("callback_every", callback_every, num_commits)
+    if callback_seconds is not None:
+        check_positive("callback_seconds", callback_seconds)
+    transition = Transition(
+        tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),
+        average_model_state=average_model_state, local=local,
+    )  # fmt: skip
+    shapes = lambda: first_shapes(transition.bind(params, model_state), params, model_state)
+    begun = saving.begin(state, shapes, host_devices()[0], in_files=in_files)
+    evaluations = begun.evaluations if isinstance(begun, Result) else {}
+    state, recorded, earlier = begin_from(begun, recorded if begun is state else None)
     if state is not None and recorded is not None and earlier:
         recorded = of_applied(state, recorded, earlier)
     if (state is None) != (recorded is None):
@@ -170,13 +194,6 @@ def prepare(
             f"more; give num_commits={len(recorded) + num_commits} for {num_commits} more",
             RunWarning, stacklevel=3,
         )  # fmt: skip
-    callback_every = every_of("callback_every", callback_every, num_commits)
-    if callback_seconds is not None:
-        check_positive("callback_seconds", callback_seconds)
-    transition = Transition(
-        tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),
-        average_model_state=average_model_state, local=local,
-    )  # fmt: skip
     # Only a run with local steps can have rounds.
     in_rounds = local is not None and needs_rounds(shapes_of(tx.init, params))
     policy, members = (policy or Policy()).resolved(num_workers, in_rounds), members or Members(num_workers)
@@ -185,7 +202,7 @@ def prepare(
     return Run(
         transition, num_commits, params, model_state, policy, members, state, recorded, earlier, log,
         (callback, callback_every, callback_seconds, sorted(map(int, stops))),
-        Evaluation(evaluate, evaluate_every, num_commits, evaluations), progress,
+        Evaluation(evaluate, evaluate_every, num_commits, evaluations), progress, saving,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,11 +36,14 @@ from gemjax.engines.result import (
     concatenate,
     continue_numbers,
     leave_result,
+    leaving,
     rejections_to_fail,
     warn_at_the_end,
     with_numbers,
     without_numbers,
 )
+from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
+from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate, Evaluation, every_of
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.running.progress import ProgressLine
@@ -76,6 +80,9 @@ def simulate(
     evaluate: Evaluate | None = None,
     evaluate_every: int | None = None,
     progress: bool = False,
+    checkpoints: str | os.PathLike | Checkpoints | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = 600.0,
     window: int | None = None,
     chunk_size: int | None = None,
 ) -> Result:
@@ -125,6 +132,12 @@ def simulate(
       evaluate_every: commits between two evaluations, positive; default: a twentieth of the trace.
       progress: True to print a line to standard error, updated if that is a terminal: commits, their rate, the time left, the
         loss.
+      checkpoints: folder of the run's checkpoints, or a :class:`gemjax.Checkpoints`. A checkpoint is written in the background
+        at most every ``checkpoint_seconds``, and at the end, also of a run that fails or that Ctrl-C ends. Default: none.
+      resume: True to continue from the newest checkpoint in ``checkpoints``, if there is one; the result is that of a run that
+        was never interrupted, with the whole ``history``. False (default): the folder must have none.
+      checkpoint_seconds: seconds between two checkpoints, positive; default 600. A killed run loses as much at most, and the
+        compiled call in progress.
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
         are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
         accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up
@@ -146,6 +159,9 @@ def simulate(
       TypeError: if an argument is of the wrong type, such as a method that is not called.
       ValueError: if the method or the batches are made for another number of workers than the trace has, or ``state`` is of
         another run.
+      CheckpointError: (a ValueError) if the newest checkpoint is of another method, schedule, model or number of workers, or
+        damaged.
+      CheckpointWriteError: (an OSError) if the last checkpoint cannot be written; for an earlier one there is a warning.
       MemoryError: if the run would keep more than the device holds.
       RunFailedError: if commits are rejected and none is applied. A commit is rejected if its loss or gradient is not finite,
         or if it would make a number of the parameters or the state infinite or NaN, or the norm of the parameters (or of a
@@ -183,15 +199,17 @@ def simulate(
     callback_every = renamed_chunk_size(callback_every, chunk_size)
     if callback is not None or callback_every is not None:
         callback_every = every_of("callback_every", callback_every, len(trace))
-    evaluations = state.evaluations if isinstance(state, Result) else {}
-    evaluation = Evaluation(evaluate, evaluate_every, len(trace), evaluations)
     check_callback(callback)
     seed = checked_seed(seed)
-    state, earlier, history = begin_from(state)
+    saving = Saving(checkpoints, resume, checkpoint_seconds)
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, diagnostics=names(diagnostics),
         average_model_state=average_model_state, local=local,
     ).bind(params, model_state)  # fmt: skip
+    state = saving.begin(state, lambda: _like(transition, params, model_state), default_device())
+    evaluations = state.evaluations if isinstance(state, Result) else {}
+    evaluation = Evaluation(evaluate, evaluate_every, len(trace), evaluations)
+    state, earlier, history = begin_from(state)
     with contextlib.suppress(TypeError, ValueError):  # The checks below have better messages.
         needed = bytes_of(first_shapes(transition, params, model_state))
         needed |= {} if state is None else {"the state to continue from": sum(bytes_of(state).values())}
@@ -284,6 +302,7 @@ def simulate(
 
             line.begin()
             line.start(begun)
+            saving.start(begun)
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):
                 state, commits = reached()
                 if commits in due and evaluation.is_missing(commits):
@@ -295,6 +314,8 @@ def simulate(
                 is_called = evaluated or latest[0] == cuts[-1] or (commits in calls and commits > called_at)
                 if callback is not None and is_called:
                     stopped = call(callback)
+                if saving.is_due(commits):
+                    saving.save(_result((state, commits), parts, trace, True, evaluation))
                 unapplied = commits == len(trace) and not int(state.commits)
                 least = rejections_to_fail(trace.num_workers, ends_unapplied=unapplied)
                 rows = lambda: concatenate([*parts.values()])
@@ -311,7 +332,10 @@ def simulate(
         except BaseException as error:
             # The state of a chunk that failed, or that a second Ctrl-C ended, is lost.
             leave_result(error, lambda: _result(jax.block_until_ready(reached()), parts, trace, True, evaluation))
+            saving.after(error)
             raise
+        with leaving([result]):
+            saving.end(result)
     warn_at_the_end(result, stacklevel=2, refused=REFUSED * trace.num_workers)
     return result
 
@@ -321,6 +345,13 @@ def _result(
 ) -> Result:
     state, commits = reached
     return Result(state, concatenate([*parts.values()]), trace.first(commits), stopped, evaluation.columns())
+
+
+def _like(transition: Transition, params: PyTree, model_state: PyTree) -> RunState:
+    """Return the shapes of a state, with the places of the parameters that are given."""
+    shapes = first_shapes(transition, params, model_state)
+    place = lambda leaf, given: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(given, "sharding", None))
+    return shapes._replace(params=jax.tree.map(place, shapes.params, params))
 
 
 def _multiples(every: int | None, total: int) -> range:

@@ -18,7 +18,7 @@ from orbax.checkpoint import v1 as ocp
 
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.memory import STATE, Elsewhere
-from gemjax.engines.result import check_valid
+from gemjax.engines.result import History, Result, check_valid
 from gemjax.engines.running import keys
 from gemjax.engines.running.checkpoints import contents, folder
 from gemjax.engines.running.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
@@ -30,7 +30,8 @@ from gemjax.protocol.checks import check_bool, check_path, check_positive_int, i
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.locks import close_after
 
-TRACE = "trace"  # Name of the columns of the trace in the files of a checkpoint.
+# Names of columns in the files of a checkpoint.
+TRACE, HISTORY, EVALUATIONS = "trace", "history", "evaluations"
 
 
 class Checkpoints:
@@ -68,7 +69,16 @@ class Checkpoints:
         self._written = 0  # Commits and bytes of that write.
         self._size = 0
 
-    def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None, *, wait: bool = True) -> None:
+    def save(
+        self,
+        state: RunState,
+        trace: Trace,
+        metadata: dict[str, Any] | None = None,
+        *,
+        history: History | None = None,
+        evaluations: History | None = None,
+        wait: bool = True,
+    ) -> None:
         """Write ``state`` after the commits of ``trace``.
 
         A checkpoint of as many commits is replaced as soon as the new one is on disk. Those of more commits belong to another
@@ -80,6 +90,8 @@ class Checkpoints:
           state: state of the run.
           trace: applied commits of the run so far.
           metadata: dict of further values to keep, as JSON: it returns with tuples as lists and names as strings.
+          history: columns of the run so far, as in :class:`gemjax.Result`, for :meth:`load_result`; default: none.
+          evaluations: those of its evaluations.
           wait: if ``True`` (default), return when everything is on disk. If ``False``, copy the state on its devices, where
             it takes twice the memory meanwhile, and write it in the background, so that the run may go on. The next call of
             this object waits for the write and raises its error. After a run with ``central_hosts`` call :meth:`wait` before
@@ -103,7 +115,8 @@ class Checkpoints:
         check_valid(state)
         contents.check_trace_of(state, trace)
         data = keys.as_data(state)
-        custom_metadata = contents.metadata_of(state, trace, metadata)
+        records = {HISTORY: history or {}, EVALUATIONS: evaluations or {}}
+        custom_metadata = contents.metadata_of(state, trace, metadata, records)
         self.wait()
         contents.check_finite(state.params, f"{self.folder}: the state after {len(trace)} commits", self.latest)
         leaves = jax.tree.leaves(data)
@@ -119,7 +132,8 @@ class Checkpoints:
         if not wait:  # A run that goes on donates the buffers of its state to the next commit.
             own = {name: jnp.array(leaf, copy=True) for name, leaf in own.items()}
         columns = {name: getattr(trace, name) for name in contents.KINDS} if len(trace) else {}
-        self._written, self._size = len(trace), sum(leaf.nbytes for leaf in (*columns.values(), *leaves))
+        arrays = {TRACE: columns} | {name: contents.by_number(record) for name, record in records.items()}
+        self._written, self._size = len(trace), sum(leaf.nbytes for leaf in (*jax.tree.leaves(arrays), *leaves))
         if (later := folder.later_than(self.folder, len(trace))) and not self.replaces_later:
             warnings.warn(
                 f"{self.folder} holds checkpoints of more commits ({', '.join(map(str, later))}), of another continuation of "
@@ -128,7 +142,7 @@ class Checkpoints:
                 stacklevel=2,
             )
         unfinished = folder.unfinished(self.folder, len(trace))
-        arrays = {STATE: own} | ({TRACE: columns} if columns else {})
+        arrays = {STATE: own} | {name: found for name, found in arrays.items() if found}  # Orbax writes no empty tree.
         with Held():  # Ctrl-C in between would lose sight of the write.
             self._writing = in_background(functools.partial(self._write, unfinished, arrays, custom_metadata, write))
         if wait:
@@ -228,12 +242,26 @@ class Checkpoints:
           CheckpointError: (a ValueError) if a file of the checkpoint is missing or was cut, or it is of another method,
             schedule, model, number of workers or PRNG implementation; the message names its folder.
         """
+        result, metadata = self._checked(like, commits, in_files)
+        return result.state, result.trace, metadata
+
+    def load_result(self, like: RunState, commits: int | None = None, *, in_files: bool = False) -> Result:
+        """Load a checkpoint as a result, which an engine takes as ``state=``.
+
+        Args and errors are those of :meth:`load`. History and evaluations are those with which the checkpoint was saved.
+        """
+        return self._checked(like, commits, in_files, (HISTORY, EVALUATIONS))[0]
+
+    def _checked(
+        self, like: RunState, commits: int | None, in_files: bool, records: tuple[str, ...] = ()
+    ) -> tuple[Result, dict[str, Any]]:
+        """Return a checkpoint, with those of its ``records``, and its metadata."""
         contents.check_state("like", like)
         check_bool("in_files", in_files)
         commits = None if commits is None else integer("commits", commits, 0)
         like = jax.tree.map(_as_like, like)
         contents.check_enabled(like)
-        return self._steadily(commits, lambda found: self._load(like, found, in_files))
+        return self._steadily(commits, lambda found: self._load(like, found, in_files, records))
 
     def _steadily(self, commits: int | None, read: Callable[[int], Any]) -> Any:
         """Return ``read(commits)``, with ``None`` of the newest checkpoint; again if another writer replaces it meanwhile."""
@@ -249,7 +277,9 @@ class Checkpoints:
                 if folder.identity(folder.path_of(self.folder, found)) == before:
                     raise
 
-    def _load(self, like: RunState, commits: int, in_files: bool) -> tuple[RunState, Trace, dict[str, Any]]:
+    def _load(
+        self, like: RunState, commits: int, in_files: bool, records: tuple[str, ...]
+    ) -> tuple[Result, dict[str, Any]]:
         """Load the checkpoint of so many commits."""
         checkpoint, name, metadata = folder.path_of(self.folder, commits), self._name(commits), self._metadata(commits)
         contents.check_metadata(metadata, like, name, commits)
@@ -262,6 +292,8 @@ class Checkpoints:
         abstract: dict[str, Any] = {STATE: {name: read[name] for name in together}}
         if commits:
             abstract[TRACE] = {name: np.empty(commits, kind) for name, kind in contents.KINDS.items()}
+        described = {name: metadata["records"][name] for name in records}
+        abstract |= {name: contents.unread(rows) for name, rows in described.items() if rows}
         try:
             with ORBAX:
                 found = ocp.load_checkpointables(str(checkpoint), abstract)
@@ -276,7 +308,11 @@ class Checkpoints:
 
         state = jax.tree.unflatten(structure, [array(*row) for row in enumerate(leaves)])
         trace = Trace(**found.get(TRACE, {"worker": []}), num_workers=metadata["num_workers"])
-        return keys.as_keys(state, like), trace, metadata["user"]
+        history, evaluations = (
+            contents.by_name(described.get(name, []), found.get(name, {})) for name in (HISTORY, EVALUATIONS)
+        )
+        result = Result(keys.as_keys(state, like), history, trace, evaluations=evaluations)
+        return result, metadata["user"]
 
     def _name(self, commits: int) -> str:
         """Return the name of a checkpoint in messages."""

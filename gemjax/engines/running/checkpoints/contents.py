@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.checks import WIDE
+from gemjax.engines.result import History
 from gemjax.engines.running import keys
 from gemjax.engines.running.checkpoints.errors import CheckpointError
 from gemjax.engines.transition import RunState, check_led_to, rows_of_trace
 from gemjax.protocol.trace import COLUMNS, Trace
 
-FORMAT = "gemjax.run.4"  # Increases whenever the metadata, RunState or the columns of a trace change.
+FORMAT = "gemjax.run.5"  # Increases whenever the metadata, RunState or the columns of a trace change.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
@@ -55,7 +56,7 @@ def check_trace_of(state: RunState, trace: Any) -> None:
     check_led_to(state, trace)
 
 
-def metadata_of(state: Any, trace: Trace, user: Any) -> dict[str, Any]:
+def metadata_of(state: Any, trace: Trace, user: Any, records: dict[str, History]) -> dict[str, Any]:
     """Return the metadata of a checkpoint, with those of the user.
 
     They describe the arrays of the state in order: the name, dtype and shape of each, and the generator of typed keys.
@@ -64,6 +65,7 @@ def metadata_of(state: Any, trace: Trace, user: Any) -> dict[str, Any]:
       state: the state.
       trace: its trace.
       user: metadata of the user.
+      records: its history and its evaluations, by the names of their columns in the files.
 
     Raises:
       TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON.
@@ -86,7 +88,29 @@ def metadata_of(state: Any, trace: Trace, user: Any) -> dict[str, Any]:
         "num_workers": trace.num_workers,
         "method": parts_of_method(state),
         "arrays": _described(state),
+        "records": {
+            name: [[column, str(numbers.dtype), len(numbers)] for column, numbers in record.items()]
+            for name, record in records.items()
+        },
         "user": json.loads(json.dumps(user or {})),  # A copy: it may be written later.
+    }
+
+
+def by_number(record: History) -> dict[str, np.ndarray]:
+    """Return columns by their numbers, because names of metrics need not be names of files; none if there are no rows."""
+    return {str(number): column for number, column in enumerate(record.values()) if len(column)}
+
+
+def unread(described: list[list[Any]]) -> dict[str, np.ndarray]:
+    """Return columns as :func:`by_number` does, of the shapes and dtypes that :func:`metadata_of` has noted."""
+    return {str(number): np.empty(rows, dtype) for number, (_, dtype, rows) in enumerate(described) if rows}
+
+
+def by_name(described: list[list[Any]], found: dict[str, np.ndarray]) -> History:
+    """Undo :func:`by_number`."""
+    return {
+        name: np.asarray(found[str(number)]) if rows else np.empty(0, dtype)
+        for number, (name, dtype, rows) in enumerate(described)
     }
 
 

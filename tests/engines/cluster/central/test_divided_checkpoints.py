@@ -48,6 +48,18 @@ class Full(InActor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def test_a_run_saves_and_resumes_its_own_checkpoints(two, x64, tmp_path):
+    """At the end the actors write while they exist; a resumed run reads in them, and any other engine resumes it as well."""
+    run(GEM, MATRICES, cluster=two, checkpoints=tmp_path, checkpoint_seconds=1e-9)
+    resumed = run(GEM, MATRICES, 40, cluster=two, checkpoints=tmp_path, resume=True)
+    assert len(resumed.trace) == len(resumed.history["loss"]) == 40
+    assert_replays(resumed, GEM, MATRICES)
+    on_one = gemjax.run_on_devices(
+        GEM, MATRICES.loss_fn, MATRICES.params, MATRICES.batches, 60, num_workers=N, checkpoints=tmp_path, resume=True
+    )
+    assert on_one.trace.first(40) == resumed.trace
+
+
 @pytest.mark.parametrize("wait", [True, False])
 def test_all_actors_write_and_read_one_checkpoint(wait, two, x64, tmp_path, monkeypatch):
     """Any engine loads it, and any number of actors continues from it.

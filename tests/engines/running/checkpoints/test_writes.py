@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -253,5 +254,5 @@ def test_a_write_in_the_background_is_finished_before_the_process_ends(tmp_path)
 
 
 def _paths():
-    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return os.pathsep.join([os.path.dirname(tests), tests])
+    tests = Path(__file__).parents[3]
+    return os.pathsep.join(map(str, [tests.parent, tests]))

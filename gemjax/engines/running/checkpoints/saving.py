@@ -1,0 +1,123 @@
+"""Checkpoints that an engine writes by itself, and the one from which it continues."""
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from gemjax.engines.checks import RunWarning
+from gemjax.engines.result import Result
+from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
+from gemjax.engines.running.checkpoints.errors import CheckpointError, CheckpointWriteError
+from gemjax.engines.transition import RunState
+from gemjax.protocol.checks import check_bool, check_positive
+
+PyTree = Any
+
+
+class Saving:
+    """Checkpoints of a run by time and at its end; none without a folder.
+
+    Args:
+      checkpoints: argument of the engine: a folder, a :class:`gemjax.Checkpoints` or ``None``.
+      resume: True to continue from the newest checkpoint.
+      seconds: least time between two checkpoints during the run.
+
+    Raises:
+      ValueError: if ``resume`` is set without a folder, or the folder has checkpoints and ``resume`` is not set.
+    """
+
+    def __init__(self, checkpoints: str | os.PathLike | Checkpoints | None, resume: bool, seconds: float):
+        check_bool("resume", resume)
+        check_positive("checkpoint_seconds", seconds)
+        if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+            checkpoints = Checkpoints(checkpoints)
+        self.checkpoints, self._resume, self._seconds = checkpoints, resume, seconds
+        self._at, self._commits = time.perf_counter(), 0
+        if resume and checkpoints is None:
+            raise ValueError("resume=True needs checkpoints=, the folder of the run's checkpoints")
+        if checkpoints is not None and not resume and (found := checkpoints.latest) is not None:
+            raise ValueError(
+                f"{checkpoints.folder} has a checkpoint of {found} commits; give resume=True to continue from it, or another "
+                "folder"
+            )
+
+    def begin(
+        self,
+        state: RunState | Result | None,
+        shapes: Callable[[], RunState],
+        device: jax.Device,
+        *,
+        in_files: bool = False,
+    ) -> RunState | Result | None:
+        """Return the newest checkpoint, if the run continues from one, and else ``state``.
+
+        Args:
+          state: argument of the engine.
+          shapes: returns those of the run's state; an array with a sharding of its own is loaded to it, others to ``device``.
+          device: see above.
+          in_files: as for :meth:`gemjax.Checkpoints.load`.
+        """
+        if not self._resume or self.checkpoints is None or self.checkpoints.latest is None:
+            return state
+        default = jax.sharding.SingleDeviceSharding(device)
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or default), shapes()
+        )
+        return self.checkpoints.load_result(like, in_files=in_files)
+
+    def start(self, commits: int) -> None:
+        """Start the clock of a run that has made so many commits."""
+        self._at, self._commits = time.perf_counter(), commits
+
+    def is_due(self, commits: int) -> bool:
+        """Return True if the state after so many commits is to be saved now: no other one is being written meanwhile."""
+        if self.checkpoints is None or commits <= self._commits or time.perf_counter() < self._at + self._seconds:
+            return False
+        with self._warning():
+            return self.checkpoints.wait(timeout=0)
+        return False
+
+    def save(self, reached: Result) -> None:
+        """Save in the background. A failure is a warning, and the run goes on."""
+        with self._warning():
+            self._save(reached, wait=False)
+        self.start(len(reached.trace))
+
+    def end(self, reached: Result) -> None:
+        """Save the end of a run, on disk when this returns.
+
+        Raises:
+          CheckpointWriteError: (an OSError) if it cannot be written.
+        """
+        if self.checkpoints is not None:
+            with self._warning():  # Of the checkpoint before.
+                self.checkpoints.wait()
+            self._save(reached, wait=True)
+
+    def after(self, error: BaseException) -> None:
+        """Save what a run had reached before ``error``, which a failure to save never masks."""
+        if isinstance(reached := getattr(error, "result", None), Result):
+            try:
+                self.end(reached)
+            except Exception as unsaved:
+                error.add_note(f"What the run had reached could not be saved: {unsaved}")
+
+    def _save(self, reached: Result, *, wait: bool) -> None:
+        assert self.checkpoints is not None
+        self.checkpoints.save(
+            reached.state, reached.trace, history=reached.history, evaluations=reached.evaluations, wait=wait
+        )
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Turn the failure of a checkpoint into a warning."""
+        try:
+            yield
+        except (CheckpointError, CheckpointWriteError) as error:
+            message = f"{error}; the run goes on and tries again when the next checkpoint is due"
+            warnings.warn(message, RunWarning, stacklevel=4)
