@@ -40,6 +40,7 @@ from gemjax.methods.staleness_aware import StalenessSchedule, scale_by_staleness
 from gemjax.methods.staleness_distribution import exponential_weight, scale_by_staleness_distribution
 from gemjax.methods.yellowfin import tune_momentum
 from gemjax.protocol import diagnostics
+from gemjax.protocol.blocks import spread_blocks
 from gemjax.protocol.hooks import LookAhead, MadeFor, Position, ReadsStaleParams, Refusals, where_present
 from gemjax.protocol.local_steps import displacements, pull_to_anchors, scale_by_progress
 from gemjax.protocol.nodes import StalenessState
@@ -94,6 +95,7 @@ __all__ = [
     "scale_by_progress",
     "scale_by_staleness",
     "scale_by_staleness_distribution",
+    "spread_blocks",
     "stage_momentum",
     "take_turns",
     "tune_momentum",

@@ -15,9 +15,10 @@ from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.transition import Transition
 from gemjax.protocol import slots
+from gemjax.protocol.blocks import spread_blocks
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import counting_refusals, refused
-from gemjax.protocol.staleness import pull_with_anchors
+from gemjax.protocol.staleness import pull_with_anchors, read_again
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any
@@ -163,9 +164,14 @@ def run_in_python(
     on_device = functools.cache(lambda: jax.device_put(batches.data))
     views = [transition.view_of(slots.take(initial, worker)) for worker in range(trace.num_workers)]
     applied, own = 0, [0] * trace.num_workers
-    for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
+    for worker, step, commits, _, draw, blocks in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)
         view = views[worker]
+        if not blocks.all():
+            chosen = spread_blocks(jnp.asarray(blocks), params)
+            read, opt_state = read_again(opt_state, params, chosen, view.params, worker)
+            views[worker] = view._replace(params=read)
+            continue
         if commits:
             chosen = select(batches, np.array([worker]), np.array([step]), np.array([draw]))
             data, selection = batches.gather(jax.tree.map(lambda column: column[0], chosen))

@@ -16,9 +16,11 @@ from gemjax.arrivals.incidents import Incidents, Joins, Leaves, Slows
 from gemjax.arrivals.interrupts import Interrupted
 from gemjax.arrivals.models import ConstantSpeeds, Exponential, Gamma, LogNormal, Pareto, RoundRobin, Scaled
 from gemjax.arrivals.network import Delayed, Queue
+from gemjax.arrivals.reads import Adversary, Scattered, Sweep
 from gemjax.arrivals.speed_up import SpeedUp, speed_up
 
 __all__ = [
+    "Adversary",
     "Arrivals",
     "Barrier",
     "ConstantSpeeds",
@@ -34,8 +36,10 @@ __all__ = [
     "Queue",
     "RoundRobin",
     "Scaled",
+    "Scattered",
     "SemiSynchronous",
     "Slows",
     "SpeedUp",
+    "Sweep",
     "speed_up",
 ]

@@ -15,6 +15,7 @@ from gemjax.engines.loss import check_unreserved
 from gemjax.engines.programs import Kept, Program, has_hash
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
+from gemjax.protocol.blocks import spread_blocks
 from gemjax.protocol.checks import check_alike, check_bool, check_method, kept, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import StalenessState, counting_refusals, is_wrapper, nodes, refused
@@ -46,6 +47,7 @@ class RunState(NamedTuple):
     dropped: jax.Array  # int32 []; commits that the method refused so far.
     rejected: jax.Array  # int32 []; commits rejected so far: they, or the state after them, were not finite.
     rejected_in_a_row: jax.Array  # int32 []; rejections since the last applied commit.
+    read_at: Any = ()  # Slots of int32 [B] per worker: the engine's clock when it read each block; () without blocks.
 
 
 def rows_of_trace(state: RunState) -> range:
@@ -115,6 +117,7 @@ class Transition(WorkerStep):
         averaged in with weight 1/N.
       joined_bytes: arrays up to this size are checked and chosen together after a commit. That saves time where they are parts
         of vectors between commits, and costs copies where they are not. Default: 0.
+      num_blocks: B, if workers read their views block by block; 0 (default) if not.
     """
 
     tx: Any
@@ -122,6 +125,7 @@ class Transition(WorkerStep):
     diagnostics: Iterable[str] = ()
     average_model_state: bool = False
     joined_bytes: int = 0
+    num_blocks: int = 0
 
     def bind(self, params: PyTree, model_state: PyTree = ()) -> "Transition":
         """Check the arguments of a run that begins with ``params``, and return the transition with ``tx`` made asynchronous.
@@ -177,6 +181,7 @@ class Transition(WorkerStep):
             local_step=() if self.local is None else Slots(jnp.zeros([], jnp.int32)),
             draw=Slots(jnp.arange(self.num_workers, dtype=jnp.int32), self.num_workers),
             **{name: jnp.zeros([], jnp.int32) for name in counters},
+            read_at=self._read_at(jnp.zeros([], jnp.int32)),
         )
         return slots.stack(state, self.num_workers)
 
@@ -211,7 +216,8 @@ class Transition(WorkerStep):
         observer = diagnostics.Observer({*self.diagnostics} - {*of_any} | rate)
         taken = jnp.logical_and(commits, gradient.finite > 0)
         before = slots.begin_commit(state.opt_state, worker, own_rows)
-        updates, opt_state = self.update(gradient, before, state.params, worker, observe=observer)
+        ages = {"block_staleness": state.commits - state.read_at.value} if self.num_blocks else {}
+        updates, opt_state = self.update(gradient, before, state.params, worker, observe=observer, **ages)
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
@@ -253,9 +259,26 @@ class Transition(WorkerStep):
         view = KeptView(params, model_state, state.view.value.local, anchors)
         state = state._replace(
             opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
-            arrivals=state.arrivals + 1,
+            arrivals=state.arrivals + 1, read_at=self._read_at(state.commits),
         )  # fmt: skip
         return state, self._sent(view, state.commits, opt_state), report
+
+    def read(self, state: RunState, worker: jax.Array, blocks: jax.Array) -> RunState:
+        """Let a worker read some blocks of its view now, ``blocks`` bool [B].
+
+        The rest of its view, its model state, its anchors and the record of its pull stay as they are.
+        """
+        before, chosen = self.view_of(state).params, spread_blocks(blocks, state.params)
+        view, opt_state = staleness.read_again(state.opt_state, state.params, chosen, before, worker)
+        return state._replace(
+            opt_state=opt_state,
+            view=_slot(state.view.value._replace(params=view), opt_state),
+            read_at=Slots(jnp.where(blocks, state.commits, state.read_at.value)),
+            arrivals=state.arrivals + 1,
+        )
+
+    def _read_at(self, clock: jax.Array) -> Any:
+        return Slots(jnp.full(self.num_blocks, clock)) if self.num_blocks else ()
 
     def update(
         self, gradient: Gradient, opt_state: optax.OptState, params: PyTree, worker: jax.Array, **extra_args: Any
@@ -365,6 +388,7 @@ def initial_state(
     num_workers: int | None = None,
     model_state: PyTree = (),
     local: LocalSteps | None = None,
+    num_blocks: int = 0,
 ) -> RunState:
     """Return the state of a run before its first commit, for example to load a checkpoint into.
 
@@ -374,6 +398,7 @@ def initial_state(
       num_workers: number of workers N. Default: that of ``tx``, or 1 for a plain optax transformation.
       model_state: its initial model state.
       local: its local steps, if any.
+      num_blocks: that of its trace, 0 unless its workers read block by block.
 
     >>> import gemjax, jax.numpy as jnp
     >>> state = gemjax.initial_state(gemjax.gem(0.1, num_workers=2), jnp.zeros(3))
@@ -383,7 +408,7 @@ def initial_state(
     check_given(no_loss, params, model_state)
     num_workers = workers_of(tx, params) if num_workers is None else num_workers
     staleness.check_num_workers(num_workers)
-    transition = Transition(tx=tx, loss_fn=no_loss, num_workers=num_workers, local=local)
+    transition = Transition(tx=tx, loss_fn=no_loss, num_workers=num_workers, local=local, num_blocks=num_blocks)
     return transition.bind(params, model_state).init(params, model_state)
 
 

@@ -207,6 +207,30 @@ def pull_with_anchors(
     return view, map_nodes(put, is_wrapper, state, arrived), anchors
 
 
+def read_again(
+    state: PyTree, params: PyTree, chosen: PyTree, view: PyTree, worker: jax.typing.ArrayLike | None = None
+) -> tuple[PyTree, PyTree]:
+    """Return ``view`` with the numbers that a pull would return now where ``chosen``, and ``state`` with it as the record.
+
+    It belongs to an earlier pull: neither ``pulled_at`` nor any memory of a rule changes.
+
+    Args:
+      state, params, worker: as for :func:`pull`.
+      chosen: bool arrays that broadcast to ``params``.
+      view: what the worker has read so far, like ``params``.
+    """
+    fresh, _, _ = pull_with_anchors(state, params, worker)
+    view = jax.tree.map(jnp.where, chosen, fresh, view)
+
+    def record(node):
+        mine, index = _checked_out(node, worker)
+        if mine.stale_params is None:
+            return node
+        return slots.put(node, mine._replace(stale_params=_recorded(view, mine.stale_params)), index)
+
+    return view, map_nodes(record, is_wrapper, state)
+
+
 def needs_local_steps(state: PyTree) -> bool:
     """Return True if a member of the method expects displacements of local steps."""
     return bool(nodes(state, NeedsLocalSteps))
@@ -280,7 +304,9 @@ def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple
 
 
 def _record_pull(mine: StalenessState, view: PyTree) -> StalenessState:
-    stale_params = mine.stale_params
-    if stale_params is not None:
-        stale_params = Slots(slots.match_mask(view, stale_params.value))
+    stale_params = None if mine.stale_params is None else _recorded(view, mine.stale_params)
     return mine._replace(pulled_at=Slots(mine.clock), stale_params=stale_params)
+
+
+def _recorded(view: PyTree, before: Slots) -> Slots:
+    return Slots(slots.match_mask(view, before.value))

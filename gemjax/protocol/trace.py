@@ -38,10 +38,14 @@ class Trace:
         in the order of their numbers, and the next right after each of its commits. Models and runs where workers are absent
         or lost record their draws: such a draw goes to the worker that draws next. So does a run on devices, because a
         rejected or dropped commit also draws a batch, but has no row.
+      read_at: int32 [T, B]; the clock at which the worker read each of B blocks of the parameters, as where workers read shared
+        memory without a lock (:class:`gemjax.arrivals.Sweep`). Then ``pulled_at``, and so ``staleness``, is that of the oldest
+        block. :func:`gemjax.rules.spread_blocks` says which numbers a block has. ``None`` (default): all at ``pulled_at``.
 
     Raises:
       ValueError: if the arrays differ in length, a worker is out of range, a pull is later than its commit or earlier than its
-        worker's previous commit, a worker's step or a draw repeats, or time decreases. The message names the first bad row.
+        worker's previous commit, a worker's step or a draw repeats, time decreases, or a block is read after the commit or
+        before ``pulled_at``. The message names the first bad row.
 
     >>> import gemjax
     >>> trace = gemjax.Trace(worker=[0, 1, 1, 0])
@@ -55,6 +59,7 @@ class Trace:
     time: np.ndarray
     num_workers: int
     draw: np.ndarray
+    read_at: np.ndarray | None
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class Trace:
         time: npt.ArrayLike | None = None,
         num_workers: int | None = None,
         draw: npt.ArrayLike | None = None,
+        read_at: npt.ArrayLike | None = None,
     ):
         worker = _integers("worker", worker)
         if num_workers is None:
@@ -71,6 +77,9 @@ class Trace:
         num_workers = integer("num_workers", num_workers, 1, MOST_WORKERS)
         _check_rows(worker, (worker >= 0) & (worker < num_workers), "worker {} is not in range({})", num_workers)
         previous, count = previous_commits(worker)
+        if read_at is not None:
+            read_at = _integers("read_at", read_at, ndim=2)
+            pulled_at = read_at.min(axis=1) if pulled_at is None else pulled_at
         values = {
             "worker": worker,
             "pulled_at": _integers("pulled_at", previous + 1 if pulled_at is None else pulled_at),
@@ -78,6 +87,7 @@ class Trace:
             "time": np.arange(1.0, len(worker) + 1) if time is None else np.asarray(time, np.float64),
             "num_workers": num_workers,
             "draw": _integers("draw", np.where(previous < 0, worker, num_workers + previous) if draw is None else draw),
+            "read_at": read_at,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -107,7 +117,7 @@ class Trace:
         return cls(*rows)
 
     def _validate(self, previous: np.ndarray) -> None:
-        lengths = {name: len(getattr(self, name)) for name in COLUMNS}
+        lengths = {name: len(column) for name, column in self._columns().items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of a trace must be equally long, got {lengths}")
         now = np.arange(len(self))
@@ -129,6 +139,10 @@ class Trace:
         _check_rows(self.draw, self.draw >= 0, "draw is {}, but draws begin at {}", 0)
         first = np.unique(self.draw, return_index=True)[1]
         _check_rows(self.draw, np.isin(now, first), "draw {} is used by an earlier row", 0)
+        if self.read_at is not None:
+            oldest, newest = self.read_at.min(axis=1), self.read_at.max(axis=1)
+            _check_rows(newest, newest <= now, "a block is read at {}, the clock is only {}", now)
+            _check_rows(self.pulled_at, self.pulled_at == oldest, "pulled_at is {}, its oldest block is of {}", oldest)
         before = np.concatenate([self.time[:1], self.time[:-1]])
         ordered = np.isfinite(self.time) & (self.time >= before)
         _check_rows(self.time, ordered, "time {} is not finite, or earlier than the row before ({})", before)
@@ -140,7 +154,7 @@ class Trace:
         if not isinstance(other, Trace):
             return NotImplemented
         return self.num_workers == other.num_workers and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in (*COLUMNS, "read_at")
         )
 
     def __repr__(self) -> str:
@@ -157,33 +171,55 @@ class Trace:
         """Commits between the pull and the commit, int32 [T]."""
         return np.arange(len(self), dtype=np.int32) - self.pulled_at
 
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks B of ``read_at``; 0 without it."""
+        return 0 if self.read_at is None else self.read_at.shape[1]
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        return columns if self.read_at is None else columns | {"read_at": self.read_at}
+
     def first(self, count: int) -> "Trace":
         """Return the first ``count`` commits, a non-negative int."""
-        columns = {name: getattr(self, name)[:count] for name in COLUMNS}
+        columns = {name: column[:count] for name, column in self._columns().items()}
         return Trace(**columns, num_workers=self.num_workers)
 
     def events(self) -> "Events":
         """Return the arrivals in the order of execution, both those that commit and pull, and those that only pull.
 
         A worker normally pulls right after its commit. If it pulled later (it was retried, or its gradient was rejected), an
-        arrival without a commit represents that pull. The trace does not store arrivals instead, for two reasons: ``step`` and
-        ``draw`` may have gaps that no order of rejected gradients explains, as in files without draws; and gradients that a
-        worker loses after its last commit leave no mark in these columns.
+        arrival without a commit represents that pull; others represent the blocks that it read later. The trace does not store
+        arrivals instead, for two reasons: ``step`` and ``draw`` may have gaps that no order of rejected gradients explains, as
+        in files without draws; and gradients that a worker loses after its last commit leave no mark in these columns.
         """
         previous, _ = previous_commits(self.worker)
         late = np.flatnonzero(self.pulled_at > previous + 1)
+        again, clock, blocks = self._late_reads()
         # An arrival of row t sorts at (t, 1); a late pull at clock c comes after commit c - 1, so at (c, 0).
-        position = np.concatenate([np.arange(len(self)), self.pulled_at[late]])
-        is_commit = np.concatenate([np.ones(len(self), bool), np.zeros(len(late), bool)])
-        row = np.concatenate([np.arange(len(self)), late])
+        row = np.concatenate([np.arange(len(self)), late, again])
+        position = np.concatenate([np.arange(len(self)), self.pulled_at[late], clock])
+        is_commit = np.arange(len(row)) < len(self)
+        blocks = np.concatenate([np.ones((len(row) - len(again), self.num_blocks), bool), blocks])
         order = np.lexsort((row, is_commit, position))
-        row, is_commit = row[order], is_commit[order]
-        return Events(self.worker[row], self.step[row], is_commit, row, self.draw[row])
+        row, is_commit, blocks = row[order], is_commit[order], blocks[order]
+        return Events(self.worker[row], self.step[row], is_commit, row, self.draw[row], blocks)
+
+    def _late_reads(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return rows and clocks at which blocks are read after the pull, and which blocks, bool [., B]."""
+        if self.read_at is None:
+            return np.zeros(0, int), np.zeros(0, int), np.zeros((0, 0), bool)
+        rows, block = np.nonzero(self.read_at > self.pulled_at[:, None])
+        reads = np.stack([rows, self.read_at[rows, block]], axis=1)
+        reads, index = np.unique(reads, axis=0, return_inverse=True)
+        blocks = np.zeros((len(reads), self.num_blocks), bool)
+        blocks[index.reshape(-1), block] = True
+        return reads[:, 0], reads[:, 1], blocks
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the trace to ``path`` (.npz, no pickle). If that fails, a file that was there is as before."""
-        columns, content = {name: getattr(self, name) for name in COLUMNS}, io.BytesIO()
-        np.savez_compressed(content, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
+        content = io.BytesIO()
+        np.savez_compressed(content, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **self._columns())
         write_or_leave(path, content.getvalue())
 
     @classmethod
@@ -196,7 +232,7 @@ class Trace:
         with open(path, "rb") as file:
             try:
                 with np.load(file, allow_pickle=False) as archive:
-                    columns = {name: archive[name] for name in COLUMNS}
+                    columns = {name: archive[name] for name in (*COLUMNS, "read_at") if name in (*COLUMNS, *archive)}
                     return cls(**columns, num_workers=int(archive["num_workers"]))
             except Exception as error:  # Damaged bytes make zipfile, zlib and NumPy raise almost anything.
                 raise ValueError(f"{os.fspath(path)} is not a gemjax trace, or is damaged: {error}") from error
@@ -241,6 +277,14 @@ class Events(NamedTuple):
     commits: np.ndarray  # bool [E]; False: the worker discards its gradient and pulls again.
     row: np.ndarray  # int [E]
     draw: np.ndarray  # int32 [E]
+    blocks: (
+        np.ndarray
+    )  # bool [E, B]; the blocks that the worker reads: all, or of an earlier pull those that it reads later.
+
+    @property
+    def whole(self) -> np.ndarray:
+        """Return False for the arrivals that only read some blocks, bool [E]."""
+        return self.blocks.all(axis=1)
 
 
 class Draws:
@@ -333,10 +377,11 @@ def previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return previous, count
 
 
-def _integers(name: str, values) -> np.ndarray:
+def _integers(name: str, values, ndim: int = 1) -> np.ndarray:
     array = np.asarray(values)
-    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
-        raise ValueError(f"{name} must be a vector of integers, got {array.dtype}{list(array.shape)}")
+    if array.ndim != ndim or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        kind = "vector" if ndim == 1 else "matrix"
+        raise ValueError(f"{name} must be a {kind} of integers, got {array.dtype}{list(array.shape)}")
     return array.astype(np.int32)
 
 

@@ -59,7 +59,7 @@ def test_an_empty_trace_is_a_trace():
     assert len(trace) == 0
     assert trace.num_workers == 3
     assert trace.staleness.shape == (0,)
-    assert [len(column) for column in trace.events()] == [0] * 5
+    assert [len(column) for column in trace.events()] == [0] * 6
 
 
 def test_a_worker_draws_the_next_batch_after_its_commit():
@@ -114,7 +114,7 @@ def test_events_execute_to_the_staleness_of_the_trace(trace):
     """Executing the arrivals one by one (commit, then pull) reproduces the clocks of the trace."""
     clock, pulled = 0, [0] * trace.num_workers
     rows = []
-    for worker, step, commits, row, _ in zip(*trace.events(), strict=True):
+    for worker, step, commits, row, *_ in zip(*trace.events(), strict=True):
         assert worker == trace.worker[row]
         assert step == trace.step[row]
         if commits:

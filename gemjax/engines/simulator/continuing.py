@@ -52,7 +52,7 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
     # anew: all until the last commit, and then the pulls that have been made.
     commits = len(earlier)
     least = int(np.searchsorted(np.cumsum(events.commits), commits)) + 1 if commits else 0
-    has_pulled = ~events.commits & (_pulled_at(state)[events.worker] == int(state.commits))
+    has_pulled = ~events.commits & (~events.whole | (_pulled_at(state)[events.worker] == int(state.commits)))
     done = least + int(np.argmin(np.append(has_pulled[least:done], False)))
     if trace.first(commits) != earlier or commits not in rows_of_trace(state):
         raise ValueError(
@@ -97,7 +97,8 @@ def _other_views(
         applied = np.ones(made, bool)
     clock = np.concatenate([[0], np.cumsum(applied)])
     pulled_at = _pulled_at(state).copy()
-    pulled_at[events.worker[:done]] = clock[rows]  # The last one counts.
+    whole = events.whole[:done]
+    pulled_at[events.worker[:done][whole]] = clock[rows[whole]]  # The last one counts.
     workers, first = np.unique(trace.worker[made:], return_index=True)
     of_next = trace.pulled_at[made:][first]
     known = of_next <= made  # Others pull again before their commit.

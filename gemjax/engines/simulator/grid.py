@@ -150,6 +150,8 @@ def _difference(one: Trace, other: Trace) -> str:
     """Return the reason why two traces cannot be run side by side; empty if they can."""
     if (len(one), one.num_workers) != (len(other), other.num_workers):
         return f"{len(one)} commits of {one.num_workers} workers, {len(other)} of {other.num_workers}"
+    if one.num_blocks != other.num_blocks:
+        return f"{one.num_blocks} blocks, {other.num_blocks}"
     first, second = one.events().commits, other.events().commits
     if np.array_equal(first, second):
         return ""

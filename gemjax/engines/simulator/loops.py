@@ -110,7 +110,7 @@ def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
     selection = select(batches, chunk.worker, chunk.step, chunk.draw)
     if isinstance(batches, LocalBatches):
         selection = batches.only(selection, chunk.commits)
-    columns = (chunk.worker, chunk.step, chunk.commits, selection)
+    columns = (chunk.worker, chunk.step, chunk.commits, chunk.blocks, selection)
     columns = jax.tree.map(pad, columns)
     if window == 1:
         return np.int32(len(chunk.worker)), *columns
@@ -135,7 +135,9 @@ def windows(worker: np.ndarray, width: int) -> np.ndarray:
     return np.array(begins, np.int32)
 
 
-def compiled(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Callable:
+def compiled(
+    transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool, with_reads: bool = False
+) -> Callable:
     """Return ``run_chunk(seed, state, data, *inputs(…)) -> (state, reports)``, with the state donated.
 
     It is that of an earlier call with the same objects, whatever the seed of ``transition`` is.
@@ -144,35 +146,56 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
 
     def run_chunk(seed, state, data, *columns):
         own = dataclasses.replace(transition, seed=seed)
-        return loop(own, traced, chunk_size, window, with_pulls=with_pulls)(state, data, *columns)
+        run = loop(own, traced, chunk_size, window, with_pulls=with_pulls, with_reads=with_reads)
+        return run(state, data, *columns)
 
-    same = dataclasses.replace(transition, seed=0), traced, chunk_size, window, with_pulls
+    same = dataclasses.replace(transition, seed=0), traced, chunk_size, window, with_pulls, with_reads
     return PROGRAMS.get(same, lambda: Program(run_chunk, donate_argnums=1))
 
 
-def loop(transition: Transition, batches: Any, chunk_size: int, window: int, *, with_pulls: bool) -> Callable:
-    """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, to be compiled."""
+def loop(
+    transition: Transition, batches: Any, chunk_size: int, window: int, *, with_pulls: bool, with_reads: bool = False
+) -> Callable:
+    """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, to be compiled.
+
+    With ``with_pulls`` some arrivals do not commit, and with ``with_reads`` some only read blocks of a view.
+    """
     make = _one_by_one if window == 1 else functools.partial(_in_windows, window=window)
-    return make(transition, batches, chunk_size, with_pulls=with_pulls)
+    return make(transition, batches, chunk_size, with_pulls=with_pulls, with_reads=with_reads)
 
 
-def _one_by_one(transition: Transition, batches: Any, chunk_size: int, *, with_pulls: bool) -> Callable:
-    def arrive(state: RunState, own_rows: list, data: PyTree, worker, step, commits, selection):
-        view = transition.view_of(state)
-        gradient = transition.gradient(view, batches.batch(data, selection), worker, step)
-        state, _, report = transition.commit_and_pull(
-            state, view.params, gradient, worker, step, commits if with_pulls else True, own_rows
-        )
-        return state, report
+def _or_read(transition: Transition, arrive: Callable, state: RunState, worker: jax.Array, blocks: jax.Array) -> tuple:
+    """Return ``arrive(state)``, or if ``blocks`` are not all, the state after their read and an empty report."""
 
-    def run_chunk(state, data, length, worker, step, commits, selection):
+    def read(state):
+        report = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(arrive, state)[1])
+        return transition.read(state, worker, blocks), report
+
+    return lax.cond(jnp.all(blocks), arrive, read, state)
+
+
+def _one_by_one(
+    transition: Transition, batches: Any, chunk_size: int, *, with_pulls: bool, with_reads: bool
+) -> Callable:
+    def arrive(state: RunState, own_rows: list, data: PyTree, worker, step, commits, blocks, selection):
+        def whole(state):
+            view = transition.view_of(state)
+            gradient = transition.gradient(view, batches.batch(data, selection), worker, step)
+            state, _, report = transition.commit_and_pull(
+                state, view.params, gradient, worker, step, commits if with_pulls else True, own_rows
+            )
+            return state, report
+
+        return _or_read(transition, whole, state, worker, blocks) if with_reads else whole(state)
+
+    def run_chunk(state, data, length, worker, step, commits, blocks, selection):
         # The current worker's slot is carried beside the stacks, and the next one is read right after the write: a loop that
         # reads a stack before it writes it in the same iteration copies all of it (XLA:CPU).
         store, join, shared = slots.split(state)
 
         def body(i, carry):
             store, shared, mine, own_rows, reports = carry
-            xs = jax.tree.map(lambda column: column[i], (worker, step, commits, selection))
+            xs = jax.tree.map(lambda column: column[i], (worker, step, commits, blocks, selection))
             arrived, report = arrive(join(mine, shared), own_rows, data, *xs)
             mine, _, shared = slots.split(arrived)
             store = slots.put(store, mine, worker[i])
@@ -181,7 +204,7 @@ def _one_by_one(transition: Transition, batches: Any, chunk_size: int, *, with_p
             return store, shared, slots.take(store, following), own_rows, _recorded(reports, report, i)
 
         mine, own_rows = slots.take(store, worker[0]), transition.own_rows(state, worker[0])
-        first = jax.tree.map(lambda column: column[0], (worker, step, commits, selection))
+        first = jax.tree.map(lambda column: column[0], (worker, step, commits, blocks, selection))
         shapes = jax.eval_shape(arrive, join(mine, shared), own_rows, data, *first)[1]
         carry = (store, shared, mine, own_rows, _no_reports(shapes, chunk_size))
         store, shared, *_, reports = lax.fori_loop(0, length, body, carry)
@@ -190,42 +213,42 @@ def _one_by_one(transition: Transition, batches: Any, chunk_size: int, *, with_p
     return run_chunk
 
 
-def _in_windows(transition: Transition, batches: Any, chunk_size: int, *, window: int, with_pulls: bool) -> Callable:
-    def run_chunk(state, data, count, begins, worker, step, commits, selection):
+def _in_windows(
+    transition: Transition, batches: Any, chunk_size: int, *, window: int, with_pulls: bool, with_reads: bool
+) -> Callable:
+    def run_chunk(state, data, count, begins, worker, step, commits, blocks, selection):
         store, join, shared = slots.split(state)
-        columns = (worker, step, commits, selection)
+        columns = (worker, step, commits, blocks, selection)
 
         def compute(mine, shared, worker, step, selection):
             return transition.gradient(
                 transition.view_of(join(mine, shared)), batches.batch(data, selection), worker, step
             )
 
-        def arrive(mine, shared, own_rows, gradient, worker, step, commits):
+        def arrive(mine, shared, own_rows, gradient, worker, step, commits, blocks):
+            def whole(state):
+                params, commits_now = transition.view_of(state).params, commits if with_pulls else True
+                state, _, report = transition.commit_and_pull(
+                    state, params, gradient, worker, step, commits_now, own_rows
+                )
+                return state, report
+
             state = join(mine, shared)
-            state, _, report = transition.commit_and_pull(
-                state,
-                transition.view_of(state).params,
-                gradient,
-                worker,
-                step,
-                commits if with_pulls else True,
-                own_rows,
-            )
-            return state, report
+            return _or_read(transition, whole, state, worker, blocks) if with_reads else whole(state)
 
         def body(j, carry):
             store, shared, reports = carry
             begin, size = begins[j], begins[j + 1] - begins[j]
             # A window that is not full repeats its last gradient.
             rows = begin + jnp.minimum(jnp.arange(window), size - 1)
-            workers, steps, commits, selections = jax.tree.map(lambda column: column[rows], columns)
+            workers, steps, commits, blocks, selections = jax.tree.map(lambda column: column[rows], columns)
             mine = jax.vmap(slots.take, (None, 0))(store, workers)
             gradients = jax.vmap(compute, (0, None, 0, 0, 0))(mine, shared, workers, steps, selections)
 
             def commit(i, carry):
                 store, shared, own_rows, reports = carry
                 one, gradient = jax.tree.map(lambda all_: all_[i], (mine, gradients))
-                state, report = arrive(one, shared, own_rows, gradient, workers[i], steps[i], commits[i])
+                state, report = arrive(one, shared, own_rows, gradient, workers[i], steps[i], commits[i], blocks[i])
                 one, _, shared = slots.split(state)
                 own_rows = transition.own_rows(state, workers[jnp.minimum(i + 1, window - 1)])
                 return slots.put(store, one, workers[i]), shared, own_rows, _recorded(reports, report, begin + i)
@@ -236,9 +259,9 @@ def _in_windows(transition: Transition, batches: Any, chunk_size: int, *, window
 
         first = jax.tree.map(lambda column: column[0], columns)
         mine = slots.take(store, first[0])
-        gradient = jax.eval_shape(compute, mine, shared, first[0], first[1], first[3])
+        gradient = jax.eval_shape(compute, mine, shared, first[0], first[1], first[4])
         own_rows = transition.own_rows(join(mine, shared), first[0])
-        shapes = jax.eval_shape(arrive, mine, shared, own_rows, gradient, *first[:3])[1]
+        shapes = jax.eval_shape(arrive, mine, shared, own_rows, gradient, *first[:4])[1]
         reports = _no_reports(shapes, chunk_size)
         store, shared, reports = lax.fori_loop(0, count, body, (store, shared, reports))
         return join(store, shared), reports

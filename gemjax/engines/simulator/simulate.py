@@ -204,7 +204,7 @@ def simulate(
     saving = Saving(checkpoints, resume, checkpoint_seconds)
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, diagnostics=names(diagnostics),
-        average_model_state=average_model_state, local=local,
+        average_model_state=average_model_state, local=local, num_blocks=trace.num_blocks,
     ).bind(params, model_state)  # fmt: skip
     state = saving.begin(state, lambda: _like(transition, params, model_state), default_device())
     evaluations = state.evaluations if isinstance(state, Result) else {}
@@ -289,7 +289,7 @@ def simulate(
                 cuts = chunks(events, width, [*calls, *due], done)
                 if window > 1 and cuts and not _is_faithful(transition, batches, events, state):
                     window = 1
-            run_chunk = compiled(transition, batches, width, window, not events.commits.all())
+            run_chunk = compiled(transition, batches, width, window, not events.commits.all(), not events.whole.all())
             run_chunk = functools.partial(run_chunk, np.int64(seed))
 
             def prepared(cut: tuple[int, int]) -> tuple:

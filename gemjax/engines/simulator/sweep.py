@@ -180,7 +180,7 @@ def sweep(
         return Transition(
             tx=_made(make, point), loss_fn=loss_fn, num_workers=num_workers, seed=seed,
             diagnostics=observed, average_model_state=average_model_state,
-            local=local(**point) if callable(local) else local,
+            local=local(**point) if callable(local) else local, num_blocks=traces[0].num_blocks,
         ).bind(params, model_state)  # fmt: skip
 
     def begin(lane: Lane, params: PyTree, model_state: PyTree) -> RunState:
@@ -192,7 +192,7 @@ def sweep(
     lanes = [(np.int64(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
     runs = len(lanes)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
-    same = make, names, loss_fn, num_workers, observed, average_model_state, local, size
+    same = make, names, loss_fn, num_workers, observed, average_model_state, local, size, traces[0].num_blocks
     arrays = starts[0], model_state
     of_one = SHAPES.get(same, lambda: jax.eval_shape(begin, lanes[0], *arrays), arrays)
     needed = {name: runs * size for name, size in bytes_of(of_one).items()}
@@ -211,10 +211,11 @@ def sweep(
     if callback is not None or callback_every is not None:
         callback_every = every_of("callback_every", callback_every, arrivals)
     chunk_size = min(callback_every or width, width)
-    traced, with_pulls = data[0]._traced(), not events[0].commits.all()
+    traced = data[0]._traced()
+    kinds = {"with_pulls": not events[0].commits.all(), "with_reads": not all(one.whole.all() for one in events)}
 
     def step(lane: Lane, state: RunState, shared: PyTree, rows: PyTree, length: Any, columns: list):
-        run = loop(transition(lane, state.params, state.model_state), traced, width, 1, with_pulls=with_pulls)
+        run = loop(transition(lane, state.params, state.model_state), traced, width, 1, **kinds)
         return run(state, shared if rows is None else rows, length, *columns)
 
     def prepared(cut: tuple[int, int]) -> tuple:
@@ -237,7 +238,7 @@ def sweep(
             (arrays, data[0].data),
         )
     compiled: Callable = in_one_batch if batched else one_by_one
-    state, run_chunk = compiled(begin, step, lanes, starts, model_state, (same, traced, width, bool(with_pulls)))
+    state, run_chunk = compiled(begin, step, lanes, starts, model_state, (same, traced, width, *kinds.values()))
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)
     for (first, end), state, reports in running:
         parts.append(first_rows(reports, end - first))
