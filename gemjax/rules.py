@@ -35,12 +35,14 @@ from gemjax.methods.rennala import gather_fresh
 from gemjax.methods.rescaled_asgd import scale_by_participation
 from gemjax.methods.ringleader import take_turns
 from gemjax.methods.ringmaster import drop_stale
+from gemjax.methods.saga import correct_by_last
 from gemjax.methods.samples import weigh_samples
 from gemjax.methods.staleness_aware import StalenessSchedule, scale_by_staleness
 from gemjax.methods.staleness_distribution import exponential_weight, scale_by_staleness_distribution
+from gemjax.methods.svrg import reduce_variance, reduced_loss
 from gemjax.methods.yellowfin import tune_momentum
 from gemjax.protocol import diagnostics
-from gemjax.protocol.blocks import spread_blocks
+from gemjax.protocol.delays import spread_blocks
 from gemjax.protocol.hooks import LookAhead, MadeFor, Position, ReadsStaleParams, Refusals, where_present
 from gemjax.protocol.local_steps import displacements, pull_to_anchors, scale_by_progress
 from gemjax.protocol.nodes import StalenessState
@@ -64,6 +66,7 @@ __all__ = [
     "average_position",
     "by_fragment",
     "compensate_delay",
+    "correct_by_last",
     "correct_one_step_delay",
     "dana_momentum",
     "delay_momentum",
@@ -88,6 +91,8 @@ __all__ = [
     "order_momentum",
     "polynomial_weight",
     "pull_to_anchors",
+    "reduce_variance",
+    "reduced_loss",
     "require_protocol",
     "scale_by_gap",
     "scale_by_local_steps",

@@ -15,8 +15,8 @@ from gemjax.engines.loss import check_unreserved
 from gemjax.engines.programs import Kept, Program, has_hash
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
-from gemjax.protocol.blocks import spread_blocks
 from gemjax.protocol.checks import check_alike, check_bool, check_method, kept, with_extra_args
+from gemjax.protocol.delays import spread_blocks
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import StalenessState, counting_refusals, is_wrapper, nodes, refused
 from gemjax.protocol.slots import Slots

@@ -27,7 +27,7 @@ class KeptView(NamedTuple):
     params: PyTree
     model_state: PyTree
     local: PyTree = ()  # State of its local optimizer.
-    anchors: tuple[PyTree, ...] = ()  # Points that attract local steps.
+    anchors: tuple[PyTree, ...] = ()  # Points that attract local steps, or that a loss reads.
 
 
 class View(NamedTuple):
@@ -82,14 +82,20 @@ class WorkerStep:
         """
         if self.local is not None:
             return self._displacement(view, batch, worker)
-        loss, grads, model_state, metrics = self._value_and_grad(view.params, view.model_state, batch, worker, step)
+        loss, grads, model_state, metrics = self._value_and_grad(
+            view.params, view.model_state, batch, worker, step, view.anchors
+        )
         # Workers check in parallel; at the central variable all others would wait for the check.
         finite = all_finite((loss, grads)) & _stays_finite(view.model_state, model_state)
         return Gradient(loss, grads, model_state, metrics, finite.astype(loss.dtype))
 
-    def _value_and_grad(self, params: PyTree, model_state: PyTree, batch: PyTree, worker, step) -> tuple:
+    def _value_and_grad(
+        self, params: PyTree, model_state: PyTree, batch: PyTree, worker, step, anchors: tuple = ()
+    ) -> tuple:
+        with_anchors = getattr(self.loss_fn, "with_anchors", None)
+        loss_fn = self.loss_fn if with_anchors is None else with_anchors(anchors)
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), worker), step)
-        (loss, (model_state, metrics)), grads = jax.value_and_grad(checked_loss(self.loss_fn), has_aux=True)(
+        (loss, (model_state, metrics)), grads = jax.value_and_grad(checked_loss(loss_fn), has_aux=True)(
             params, model_state, batch, key
         )
         return loss, grads, model_state, metrics
@@ -121,7 +127,7 @@ class WorkerStep:
         assert self.local is not None
         params, model_state, state, losses, sums = carry
         loss, grads, model_state, metrics = self._value_and_grad(
-            params, model_state, batch.at(j), worker, batch.first + j
+            params, model_state, batch.at(j), worker, batch.first + j, view.anchors
         )
         local_tx = with_extra_args(self.local.tx)
         progress = {"commits": view.commits[0], "local_step": jnp.asarray(j, jnp.int32)}
@@ -147,7 +153,7 @@ class WorkerStep:
     def _kinds(self, view: View, batch: Minibatches, worker: jax.Array) -> tuple[Any, dict[str, Any]]:
         """Return shapes and dtypes of the loss of a local step and of the means of its metrics."""
         loss, _, _, metrics = jax.eval_shape(
-            self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first
+            self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first, view.anchors
         )
         kind = lambda m: jax.ShapeDtypeStruct(m.shape, _type_of_mean(m.dtype, loss.dtype))
         return loss, jax.tree.map(kind, metrics)

@@ -6,7 +6,7 @@ import heapq
 import io
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -176,7 +176,7 @@ class Trace:
         """Number of blocks B of ``read_at``; 0 without it."""
         return 0 if self.read_at is None else self.read_at.shape[1]
 
-    def _columns(self) -> dict[str, np.ndarray]:
+    def _columns(self) -> dict[str, Any]:
         columns = {name: getattr(self, name) for name in COLUMNS}
         return columns if self.read_at is None else columns | {"read_at": self.read_at}
 
@@ -284,7 +284,7 @@ class Events(NamedTuple):
     @property
     def whole(self) -> np.ndarray:
         """Return False for the arrivals that only read some blocks, bool [E]."""
-        return self.blocks.all(axis=1)
+        return np.asarray(self.blocks.all(axis=1))
 
 
 class Draws:
