@@ -113,7 +113,7 @@ def reduce_variance(period: int, num_batches: int) -> optax.GradientTransformati
     def init_fn(params) -> Any:
         wide = lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32))
         return ReduceVarianceState(
-            jnp.zeros([], jnp.int32), jnp.zeros([], bool), params, jax.tree.map(wide, params),
+            jnp.zeros([], jnp.int32), jnp.zeros([], bool), jax.tree.map(jnp.copy, params), jax.tree.map(wide, params),
             Refusals(jnp.zeros([], jnp.int32)),
         )  # fmt: skip
 

@@ -29,7 +29,10 @@ def saga(learning_rate, num_workers=1):
     return chain(gemjax.rules.correct_by_last(num_workers), learning_rate, num_workers)
 
 
-ROWS = (Row("svrg", svrg, 0.03, gathers=True, refuses=True), Row("saga", saga, 0.01, gathers=True, variant=True))
+ROWS = (
+    Row("svrg", svrg, 0.03, gathers=True, refuses=True, variant=True),
+    Row("saga", saga, 0.01, gathers=True, variant=True),
+)
 
 # Eight batches of a least-squares problem without a common minimum.
 BATCHES, D = 8, 3
