@@ -173,8 +173,10 @@ class Trace:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks B of ``read_at``; 0 without it."""
-        return 0 if self.read_at is None else self.read_at.shape[1]
+        """Number of blocks B of ``read_at``; 0 if every view is read at once."""
+        if self.read_at is None or (self.read_at == self.pulled_at[:, None]).all():
+            return 0
+        return self.read_at.shape[1]
 
     def _columns(self) -> dict[str, Any]:
         columns = {name: getattr(self, name) for name in COLUMNS}
@@ -207,7 +209,7 @@ class Trace:
 
     def _late_reads(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return rows and clocks at which blocks are read after the pull, and which blocks, bool [., B]."""
-        if self.read_at is None:
+        if self.read_at is None or not self.num_blocks:
             return np.zeros(0, int), np.zeros(0, int), np.zeros((0, 0), bool)
         rows, block = np.nonzero(self.read_at > self.pulled_at[:, None])
         reads = np.stack([rows, self.read_at[rows, block]], axis=1)
