@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from train.config.config import BOOKKEEPING, Config
+from train.config.methods import USUAL_RATE
 from train.task import cluster as pace
 
 RunRecord = dict[str, Any]  # The measurements of a run.
@@ -49,6 +50,7 @@ class PlannedRun:
         {'engine': 'simulate', 'seed': 1, 'workers': 5}
         """
         fields = {field.name: (field.default, getattr(self.config, field.name)) for field in dataclasses.fields(Config)}
+        fields["learning_rate"] = (USUAL_RATE, self.config.rate)
         changed = {
             name: value for name, (default, value) in fields.items() if value != default and name not in BOOKKEEPING
         }

@@ -11,7 +11,7 @@ import tyro
 from train.common.errors import RecordError
 from train.common.files import write_whole
 from train.config.datasets import DATASETS, resolved
-from train.config.methods import Method
+from train.config.methods import Method, usual_rate
 from train.config.networks import ModelName
 from train.config.validation import check_values, flag
 
@@ -117,8 +117,8 @@ class Config(Common):
     """Number of asynchronous workers."""
     epochs: float = 6.0
     """Passes of each worker through the data; commits: workers * epochs * (full batches per epoch) / mean period."""
-    learning_rate: float = 0.1
-    """Learning rate of one worker's gradients; with `--method yellowfin` a factor on the rate that it tunes."""
+    learning_rate: float | None = None
+    """Of one worker's gradients; default 0.1, times 1 - momentum where it adds them up (`dana_slim`); `yellowfin`: a factor."""
     momentum: float = 0.9
     """Momentum in [0, 1), for the methods that have one."""
     dynamic_periods: bool = False
@@ -183,6 +183,11 @@ class Config(Common):
     def __post_init__(self):
         super().__post_init__()
         check_values(self)
+
+    @property
+    def rate(self) -> float:
+        """Learning rate, that of the method by default."""
+        return usual_rate(self.method, self.momentum) if self.learning_rate is None else self.learning_rate
 
     def changed(self, before: "Config") -> list[str]:
         """Return the flags that differ from `before` though a resumed run must keep them."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from train.common.errors import UsageError
 from train.config.config import Common, Config
-from train.config.parsing import COMMANDS, nearest, words_of
+from train.config.methods import METHODS
+from train.config.parsing import COMMANDS, nearest, usual_cluster, words_of
 
 UNSAVED = ("out", "dry_run", "resume")  # Fields of one call, which `--print-config` and a run's file leave out.
 
@@ -92,6 +93,9 @@ def _flags(path: Path, options: type, command: str) -> list[str]:
         shared = own & {field.name for field in dataclasses.fields(Common)}
         keys = {name: value for name, value in keys.items() if name in shared}
         keys |= _checked(path, tables.get(command, {}), own)
+    methods = keys.get("methods") or [keys.get("method", Config.method)]
+    if set(methods) <= set(METHODS) and keys.get("cluster") == usual_cluster(methods):
+        del keys["cluster"]  # With another method it may be another one.
     return [word for name, value in keys.items() if value is not None for word in words_of(name, value)]
 
 

@@ -18,11 +18,14 @@ class MethodFacts:
       takes: fields of a configuration, besides the learning rate, that are arguments of that function.
       local: True if workers take local steps between two commits; the learning rate is then that of the local steps.
       rounds: True if it is defined in rounds, for which workers wait for each other unless the command line says otherwise.
+      adds_up: True if its momentum adds gradients up, so that each of them moves the parameters by
+        learning rate / (1 - momentum) in all.
     """
 
     takes: tuple[str, ...] = ()
     local: bool = False
     rounds: bool = False
+    adds_up: bool = False
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -31,26 +34,27 @@ class MethodFacts:
 
 
 LOCAL_FLAGS = ("period", "dynamic_periods", "local_optimizer", "local_momentum", "outer_learning_rate")
+USUAL_RATE = 0.1
 METHODS = {
     "gem": MethodFacts(("momentum", "kappa", "reading")),
     "asgd": MethodFacts(),
-    "multi_asgd": MethodFacts(("momentum",)),
-    "ordered_momentum": MethodFacts(("momentum",)),
+    "multi_asgd": MethodFacts(("momentum",), adds_up=True),
+    "ordered_momentum": MethodFacts(("momentum",), adds_up=True),
     "staleness_aware": MethodFacts(),
     "dynsgd": MethodFacts(),
-    "momentum_asgd": MethodFacts(("momentum",)),
-    "nag_asgd": MethodFacts(("momentum",)),
+    "momentum_asgd": MethodFacts(("momentum",), adds_up=True),
+    "nag_asgd": MethodFacts(("momentum",), adds_up=True),
     "delay_adaptive": MethodFacts(),
-    "dana_slim": MethodFacts(("momentum",)),
-    "dana_zero": MethodFacts(("momentum",)),
-    "dana_dc": MethodFacts(("momentum", "strength")),
+    "dana_slim": MethodFacts(("momentum",), adds_up=True),
+    "dana_zero": MethodFacts(("momentum",), adds_up=True),
+    "dana_dc": MethodFacts(("momentum", "strength"), adds_up=True),
     "dc_asgd": MethodFacts(("strength", "variant")),
-    "dc_momentum_asgd": MethodFacts(("momentum", "strength")),
-    "gap_aware": MethodFacts(("momentum",)),
+    "dc_momentum_asgd": MethodFacts(("momentum", "strength"), adds_up=True),
+    "gap_aware": MethodFacts(("momentum",), adds_up=True),
     "gap_aware_adam": MethodFacts(),
-    "dana_ga": MethodFacts(("momentum",)),
-    "lwp": MethodFacts(("momentum",)),
-    "one_step_delay": MethodFacts(("momentum", "strength")),
+    "dana_ga": MethodFacts(("momentum",), adds_up=True),
+    "lwp": MethodFacts(("momentum",), adds_up=True),
+    "one_step_delay": MethodFacts(("momentum", "strength"), adds_up=True),
     "yellowfin": MethodFacts(),
     "async_pipeline": MethodFacts(("momentum", "strength")),
     "eamsgd": MethodFacts(("momentum", "strength")),
@@ -79,6 +83,15 @@ if TYPE_CHECKING:
     Method = str
 else:
     Method = Literal[tuple(METHODS)]
+
+
+def usual_rate(method: str, momentum: float) -> float:
+    """Return the learning rate of a run that names none: the one with which a gradient moves parameters by 0.1 in all.
+
+    >>> usual_rate("asgd", 0.9), usual_rate("gem", 0.9), usual_rate("dana_slim", 0.9)
+    (0.1, 0.1, 0.01)
+    """
+    return round(USUAL_RATE * (1 - momentum), 6) if METHODS[method].adds_up else USUAL_RATE
 
 
 def methods_with(flag: str) -> list[str]:

@@ -154,11 +154,18 @@ def words_of(name: str, value: Any) -> list[str]:
 
 
 def in_rounds(options: Any, methods: Iterable[str], argv: Iterable[str]) -> Any:
-    """Return the options of simulated runs, with a barrier if no cluster is given and all methods are defined in rounds."""
+    """Return the options of simulated runs, with the cluster of their methods if none is given."""
     given = any(word.split("=")[0] == "--cluster" for word in argv)
-    if given or not all(METHODS[method].rounds for method in methods):
-        return options
-    return dataclasses.replace(options, cluster="barrier")
+    return options if given else dataclasses.replace(options, cluster=usual_cluster(methods))
+
+
+def usual_cluster(methods: Iterable[str]) -> str:
+    """Return the cluster of simulated runs that name none: one with a barrier if all methods are defined in rounds.
+
+    >>> usual_cluster(["gem", "diloco"]), usual_cluster(["diloco"])
+    ('homogeneous', 'barrier')
+    """
+    return "barrier" if all(METHODS[method].rounds for method in methods) else "homogeneous"
 
 
 def command_of(config: Config) -> str:

@@ -47,9 +47,7 @@ def draw_run(folder: RunFolder, config: Config, run: Timeline) -> None:
 
 def _rates(folder: RunFolder, config: Config) -> str:
     """Return the learning rate, with those of earlier sessions and the commits at which it was changed."""
-    found = [(commits, one["learning_rate"]) for commits, one in folder.provenance.settings] or [
-        (0, config.learning_rate)
-    ]
+    found = [(commits, one["learning_rate"]) for commits, one in folder.provenance.settings] or [(0, config.rate)]
     changes = [now for before, now in itertools.pairwise([(0, None), *found]) if now[1] != before[1]]
     return ", then ".join(
         f"{rate:g} after {commits:,} applied commits" if commits else f"{rate:g}" for commits, rate in changes

@@ -95,8 +95,8 @@ COMPOSITIONS = {function.__name__: function for function in (dc_momentum_asgd, o
 
 
 def _at(config: Config, point: dict[str, Any]) -> Any:
-    """Return `config` with the numbers of `point`; a `Config` could not check traced ones."""
-    return types.SimpleNamespace(**dataclasses.asdict(config) | point) if point else config
+    """Return `config` with its learning rate and the numbers of `point`; a `Config` could not check traced ones."""
+    return types.SimpleNamespace(**dataclasses.asdict(config) | {"learning_rate": config.rate} | point)
 
 
 def _decayed(config: Config, tx: optax.GradientTransformation) -> optax.GradientTransformation:

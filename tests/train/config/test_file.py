@@ -55,6 +55,18 @@ def test_a_printed_file_asks_for_the_same_options(tmp_path, capsys):
         assert text(again, table or "") == printed
 
 
+def test_a_flag_on_top_of_a_file_changes_what_follows_from_it(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.parse(["--engine", "simulate", "--print-config"])
+    printed = written(tmp_path / "run.toml", capsys.readouterr().out)
+    Config(engine="simulate").save(tmp_path / "config.json")
+    for file in (printed, str(tmp_path)):
+        config, _ = cli.parse(["--config", file, "--method", "diloco"])
+        assert config.cluster == "barrier"
+        assert cli.parse(["--config", file, "--method", "dana_slim"])[0].rate == 0.01
+    assert cli.parse(["--config", printed, "--method", "diloco", "--cluster", "tiered"])[0].cluster == "tiered"
+
+
 def test_a_sweep_takes_the_task_of_a_file_and_its_own_table(tmp_path):
     file = written(
         tmp_path / "a.toml",

@@ -6,6 +6,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import gemjax
@@ -108,3 +109,21 @@ def test_a_flag_of_some_methods_is_refused_with_the_others(name):
 def test_flags_are_checked_without_jax():
     code = "from train import cli; cli.parse(['--method', 'lsgd', '--period', '4']); assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", f"import sys; {code}"], check=True)
+
+
+@pytest.mark.parametrize(
+    "method", [name for name, facts in METHODS.items() if "momentum" in facts.takes and not facts.local]
+)
+def test_without_a_learning_rate_a_gradient_moves_parameters_no_further_than_with_plain_sgd(method):
+    """A method whose momentum adds gradients up is marked so; a gradient of 1 and then of 0 show what one of them does."""
+    tx = make_method(Config(method=method, workers=2, learning_rate=1e-3))
+    params, apply = jnp.zeros(1), jax.jit(tx.update)
+    state = tx.init(params)
+    for commit in range(100):
+        gradient = jnp.full(1, float(commit == 0))
+        updates, state = apply(gradient, state, params, worker=commit % 2, value=0.0)
+        params = optax.apply_updates(params, updates)
+        _, state = gemjax.pull(state, params, worker=commit % 2)
+    moved = float(-params[0]) / 1e-3
+    assert (moved > 5.5) == METHODS[method].adds_up
+    assert moved * Config(method=method).rate < 0.6

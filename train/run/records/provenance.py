@@ -8,8 +8,6 @@ from train.common.errors import RecordError
 from train.common.machine import generator, other_generator
 from train.config.config import Config
 
-SETTINGS = ("epochs", "learning_rate")  # Fields that change commits and may change when a run is resumed.
-
 
 class Provenance:
     """Data and settings of a run, as its checkpoints hold them.
@@ -46,7 +44,7 @@ class Provenance:
         self.check_same(
             config, saved, data, "give the folder of those data as --data-dir, or start a new run in another folder"
         )
-        now = {name: getattr(config, name) for name in SETTINGS}
+        now = {"epochs": config.epochs, "learning_rate": config.rate}
         self.settings = settings_of(saved)
         if not self.settings or self.settings[-1][1] != now:
             self.settings = [*(past for past in self.settings if past[0] < commits), (commits, now)]
