@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from train.task.data.dataset import Dataset
-from train.task.data.own import arrays, images, text
+from train.task.data.own import arrays, hugging_face, images, text
 
 TEST_SHARE = 0.2
 
@@ -17,7 +17,8 @@ def load(path: str, test_share: float = TEST_SHARE, image_size: int | None = Non
     """Return the data in a file or a folder.
 
     Args:
-      path: an `.npz` file of arrays, another file, which is read as a text, or a folder with a folder of images per class.
+      path: an `.npz` file of arrays, another file, which is read as a text, a data set of Hugging Face saved on disk, or a
+        folder with a folder of images per class.
       test_share: share of the rows, in (0, 1), that are for testing, if the files have no test part.
       image_size: side to which images in a folder are brought, in pixels; by default their own if all are of one size.
 
@@ -25,5 +26,6 @@ def load(path: str, test_share: float = TEST_SHARE, image_size: int | None = Non
       DataError: if there is nothing of that kind; one sentence with the file (a ValueError).
     """
     if os.path.isdir(path):
-        return images.read(Path(path), test_share, image_size)
+        reader = hugging_face if hugging_face.is_saved(Path(path)) else images
+        return reader.read(Path(path), test_share, image_size)
     return (arrays if path.endswith(".npz") else text).read(Path(path), test_share)

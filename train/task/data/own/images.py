@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from train.task.data.own.split import split
 MIXED_SIZE = 32  # Side of images of different sizes, in pixels.
 TESTS = ("test", "val", "valid", "validation")  # Names of the folder of a test part, the best one first.
 SHOWN = 10  # Classes that are named.
+Labelled = tuple[Callable[[], Image.Image], int]  # A function that opens an image, and the number of its class.
 
 
 def read(folder: Path, test_share: float, image_size: int | None) -> Dataset:
@@ -35,16 +38,24 @@ def read(folder: Path, test_share: float, image_size: int | None) -> Dataset:
         raise DataError(
             f"{folder} must have a folder of images per class; it has {len(every)} files in {len(classes)} folders"
         )
-    kinds = {_size_and_mode(path) for path in every}
+    parts = [[(functools.partial(_opened, path), classes.index(path.parent.name)) for path in part] for part in files]
+    return of_images(str(folder), parts, classes, test_share, image_size)
+
+
+def of_images(
+    name: str, parts: Sequence[Sequence[Labelled]], classes: Sequence[str], test_share: float, image_size: int | None
+) -> Dataset:
+    """Return the set of the images of one part or two, for training and for testing."""
+    kinds = {_size_and_mode(image) for part in parts for image, _ in part}
     sizes, grey = {size for size, _ in kinds}, all(mode in ("1", "L") for _, mode in kinds)
     side = image_size or MIXED_SIZE
     size = (side, side) if image_size or len(sizes) > 1 else next(iter(sizes))
     note = "" if sizes == {size} else f"; cut to squares and scaled (--image-size {side})"
-    train, *tests = (_rows(part, classes, size, "L" if grey else "RGB") for part in files)
+    train, *tests = (_rows(part, size, "L" if grey else "RGB") for part in parts)
     train, test, drawn = split(train, test_share) if not tests else (train, tests[0], "")
     named = ", ".join(classes[:SHOWN]) + (", …" if len(classes) > SHOWN else "")
     note = f" ({named}){note}{drawn}"
-    return Dataset(str(folder), train, test, len(classes), *mean_and_std(train["image"]), note=note)
+    return Dataset(name, train, test, len(classes), *mean_and_std(train["image"]), note=note)
 
 
 def _is_shown(path: Path) -> bool:
@@ -52,21 +63,24 @@ def _is_shown(path: Path) -> bool:
     return path.is_file() and not path.name.startswith(".") and not path.parent.name.startswith(".")
 
 
-def _size_and_mode(path: Path) -> tuple[tuple[int, int], str]:
+def _opened(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as image:
-            return image.size, image.mode
+        return Image.open(path)
     except UnidentifiedImageError:
         raise DataError(f"{path} is not an image that Pillow reads; move it out of the folder of its class") from None
 
 
-def _rows(files: list[Path], classes: list[str], size: tuple[int, int], mode: str) -> Columns:
-    images = np.empty((len(files), size[1], size[0], 1 if mode == "L" else 3), np.uint8)
-    for row, path in enumerate(files):
-        with Image.open(path) as image:
-            pixels = ImageOps.exif_transpose(image).convert(mode)
+def _size_and_mode(image: Callable[[], Image.Image]) -> tuple[tuple[int, int], str]:
+    with image() as opened:
+        return opened.size, opened.mode
+
+
+def _rows(part: Sequence[Labelled], size: tuple[int, int], mode: str) -> Columns:
+    images = np.empty((len(part), size[1], size[0], 1 if mode == "L" else 3), np.uint8)
+    for row, (image, _) in enumerate(part):
+        with image() as opened:
+            pixels = ImageOps.exif_transpose(opened).convert(mode)
             images[row] = np.asarray(pixels if pixels.size == size else ImageOps.fit(pixels, size)).reshape(
                 images.shape[1:]
             )
-    labels = np.array([classes.index(path.parent.name) for path in files], np.int32)
-    return {"image": images, "label": labels}
+    return {"image": images, "label": np.array([label for _, label in part], np.int32)}
