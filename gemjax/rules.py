@@ -16,6 +16,7 @@ from gemjax.methods.decoupled_diloco import merge_quorum
 from gemjax.methods.delayed_nesterov import delay_momentum, dynamic_periods
 from gemjax.methods.downpour import scale_by_local_steps
 from gemjax.methods.easgd import average_elastically
+from gemjax.methods.effective_sample_size import effective_sample_size, scale_by_effective_sample_size
 from gemjax.methods.fedasync import mix_with_worker
 from gemjax.methods.fragments import by_fragment
 from gemjax.methods.gap_aware import scale_by_gap
@@ -31,6 +32,7 @@ from gemjax.methods.momentum_lookahead import discount_momentum
 from gemjax.methods.one_step_delay import correct_one_step_delay
 from gemjax.methods.ordered_momentum import order_momentum
 from gemjax.methods.pipeline import delay_stages, stage_momentum
+from gemjax.methods.ratios import importance_weights, proximal_log_probs
 from gemjax.methods.rennala import gather_fresh
 from gemjax.methods.rescaled_asgd import scale_by_participation
 from gemjax.methods.ringleader import take_turns
@@ -76,12 +78,14 @@ __all__ = [
     "displacements",
     "drop_stale",
     "dynamic_periods",
+    "effective_sample_size",
     "exponential_weight",
     "follow_leader",
     "gather",
     "gather_fresh",
     "gather_per_worker",
     "hinge_weight",
+    "importance_weights",
     "look_ahead_momentum",
     "match_energy",
     "match_mask",
@@ -90,10 +94,12 @@ __all__ = [
     "momentum_horizon",
     "order_momentum",
     "polynomial_weight",
+    "proximal_log_probs",
     "pull_to_anchors",
     "reduce_variance",
     "reduced_loss",
     "require_protocol",
+    "scale_by_effective_sample_size",
     "scale_by_gap",
     "scale_by_local_steps",
     "scale_by_participation",

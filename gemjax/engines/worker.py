@@ -54,10 +54,11 @@ class Gradient(NamedTuple):
     local: PyTree = ()  # State of the local optimizer after them.
 
     def losses_by_name(self) -> dict[str, Any]:
-        """Return the extra arguments of a commit about losses: their mean, and that of each local step."""
+        """Return the extra arguments of a commit about losses: their mean, that of each local step, and the metrics."""
+        common = {"value": self.loss, "metrics": self.metrics}
         if isinstance(self.steps, tuple):
-            return {"value": self.loss, "local_losses": self.loss[None], "local_steps": jnp.int32(1)}
-        return {"value": self.loss, "local_losses": self.losses, "local_steps": self.steps.astype(jnp.int32)}
+            return common | {"local_losses": self.loss[None], "local_steps": jnp.int32(1)}
+        return common | {"local_losses": self.losses, "local_steps": self.steps.astype(jnp.int32)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
