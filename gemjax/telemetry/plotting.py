@@ -1,6 +1,6 @@
-"""The figure of a run that ``Result.plot()`` draws; needs matplotlib."""
+"""The figures of ``Result.plot()`` and ``SweepResult.plot()``; needs matplotlib."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -52,6 +52,44 @@ def plot_run(history: Mapping[str, np.ndarray], num_workers: int) -> Figure:
         if 0 <= time[0] < 0.1 * time[-1]:  # Otherwise the history is that of a continued run.
             bottom.set_xlim(left=0.0)
         figure.align_ylabels()
+    return figure
+
+
+def plot_sweep(table: Sequence[Mapping[str, float]], swept: Sequence[str]) -> Figure:
+    """Draw the final loss of each run of a sweep against the swept number with the most values.
+
+    Args:
+      table: a row per run, with its point and its ``loss``.
+      swept: names of the swept numbers; the seed is not one.
+
+    Raises:
+      ValueError: if no run has a finite loss.
+    """
+    runs = [row for row in table if np.isfinite(row["loss"])]
+    if not runs:
+        raise ValueError("there is nothing to draw: no run of this sweep has a finite loss")
+    by = max(swept or ["seed"], key=lambda name: len({row[name] for row in table}))
+    others = [name for name in swept if name != by]
+    lines: dict[str, dict[float, list[float]]] = {}
+    for row in sorted(runs, key=lambda row: row[by]):
+        label = ", ".join(f"{name} {row[name]:g}" for name in others)
+        lines.setdefault(label, {}).setdefault(row[by], []).append(row["loss"])
+    with style.style():
+        figure = style.picture()
+        axes = figure.subplots()
+        for label, found in lines.items():
+            (line,) = axes.plot([*found], [np.median(losses) for losses in found.values()], label=label or "_")
+            points = [(x, loss) for x, losses in found.items() for loss in losses]
+            axes.plot(*zip(*points, strict=True), ".", color=line.get_color(), label="_")
+        x = np.array([row[by] for row in runs])
+        if x.min() > 0 and x.max() >= 5 * x.min():
+            axes.set_xscale("log")
+        losses = np.array([row["loss"] for row in runs])
+        if losses.min() > 0 and losses.max() > 10 * losses.min():
+            axes.set_yscale("log")
+        axes.set(xlabel=by, ylabel="final loss")
+        if others:
+            style.label_ends(axes)
     return figure
 
 

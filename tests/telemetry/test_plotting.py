@@ -83,3 +83,16 @@ def test_many_workers_and_commits_make_a_small_figure(tmp_path):
     assert "63 of 998 others" in {text.get_text() for text in figure.axes[2].texts}
     figure.savefig(tmp_path / "run.pdf")
     assert (tmp_path / "run.pdf").stat().st_size < 200_000
+
+
+def test_a_sweep_is_drawn_over_the_number_with_the_most_values_and_without_runs_that_diverged():
+    rates, momenta = (0.01, 0.1, 1.0), (0.5, 0.9)
+    table = [
+        {"momentum": momentum, "rate": rate, "seed": seed, "loss": np.nan if rate == 1.0 else rate + momentum + seed}
+        for momentum in momenta for rate in rates for seed in (0, 1, 2)
+    ]  # fmt: skip
+    axes = plotting.plot_sweep(table, ["momentum", "rate"]).axes[0]
+    lines = {line.get_label(): line.get_xydata() for line in axes.lines if not line.get_label().startswith("_")}
+    assert set(lines) == {"momentum 0.5", "momentum 0.9"}
+    np.testing.assert_allclose(lines["momentum 0.5"], [[0.01, 1.51], [0.1, 1.6]])  # Medians over seeds.
+    assert axes.get_xlabel() == "rate"

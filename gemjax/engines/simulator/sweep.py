@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,9 @@ from gemjax.protocol.checks import check_bool, check_positive_int
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, draws_after
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PyTree = Any
 SHAPES, FAITHFUL = Kept(), Kept()
@@ -55,6 +58,30 @@ class SweepResult:
     def params(self) -> PyTree:
         """The central variable of every run."""
         return self.state.params
+
+    def plot(self) -> "Figure":
+        """Draw the final loss of :meth:`table` against the swept number with the most values, each run as a point.
+
+        Lines join the medians over seeds, one per combination of the other swept numbers. Needs matplotlib.
+
+        Returns:
+          A ``matplotlib.figure.Figure`` one column wide, which notebooks display.
+
+        Raises:
+          ImportError: if matplotlib is not installed.
+          ValueError: if no run has a finite loss.
+
+        >>> import gemjax, jax.numpy as jnp
+        >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
+        >>> swept = gemjax.sweep(lambda rate: gemjax.asgd(rate, num_workers=2), loss_fn, jnp.zeros(2), lambda worker, step: 1.0,
+        ...                      gemjax.arrivals.Gamma(2).trace(40), {"rate": [0.01, 0.03, 0.1]}, seeds=[0, 1])
+        >>> axes = swept.plot().axes[0]
+        >>> axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale()
+        ('rate', 'final loss', 'log')
+        """
+        from gemjax.telemetry.plotting import plot_sweep
+
+        return plot_sweep(self.table(), [name for name in self.points if name != "seed"])
 
     def table(self, last: int = 100) -> list[dict[str, Any]]:
         """Return one row per run: its point, its final loss, and its numbers of rejected and dropped commits.
