@@ -115,7 +115,7 @@ def test_the_page_of_the_command_line_names_flags_that_exist():
         *(f"--{name.replace('_', '-')}" for name in fields),
     }
     text = re.sub(
-        r"^```yaml\n.*?^```$|(?:^|`)ray [^`\n]*", "", _text("train/README.md"), flags=re.DOTALL | re.MULTILINE
+        r"^```(?:yaml|ini)\n.*?^```$|(?:^|`)ray [^`\n]*", "", _text("train/README.md"), flags=re.DOTALL | re.MULTILINE
     )
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) <= known
 

@@ -1,16 +1,18 @@
-"""Names that differ between the releases of JAX that gemjax supports, and settings that belong to a thread."""
+"""Names that differ between the releases of JAX that gemjax supports, settings of one thread, and one that JAX lacks."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import jax
+import jaxlib._jax
 
 if hasattr(jax, "enable_x64"):
     enable_x64 = jax.enable_x64
 else:  # JAX before 0.8.
     from jax.experimental import enable_x64  # pyrefly: ignore[missing-module-attribute]
 
-__all__ = ["enable_x64", "settings_here"]
+__all__ = ["bind_collectives", "enable_x64", "settings_here"]
 
 SETTINGS = (
     "default_prng_impl", "threefry_partitionable", "default_matmul_precision", "numpy_dtype_promotion",
@@ -34,3 +36,12 @@ def settings_here() -> Callable[[], contextlib.ExitStack]:
         return stack
 
     return enter
+
+
+def bind_collectives(address: str) -> None:
+    """Bind the collectives between the CPUs of several processes to an address of this host, before JAX begins.
+
+    By default they take that of the host's name, which is often one of the loopback interface, or has none.
+    """
+    make = jaxlib._jax.make_gloo_tcp_collectives
+    jaxlib._jax.make_gloo_tcp_collectives = functools.partial(make, hostname=address)

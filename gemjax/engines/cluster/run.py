@@ -89,10 +89,11 @@ def run_on_cluster(
     **Late workers.** A run begins with the workers that Ray has placed (``Cluster(..., min_workers=n)``). The others join when
     they are placed, and pull then.
 
-    **Failures.** If the process or the host of a worker ends, its gradient is lost and the worker leaves. It joins again when
-    Ray has restarted its actor, on any host, and pulls. No commit is made twice. An exception in a worker is a fault, as on
-    devices, with its traceback in the log of the caller. A worker that is silent beyond the ``deadline`` is killed, and counts
-    a fault when it returns. If a worker is lost more than 20 times without a commit in between, it is retired.
+    **Failures.** If the process or the host of a worker ends, or Ray declares its host dead because it cannot be reached, its
+    gradient is lost and the worker leaves. It joins again when Ray has restarted its actor, on any host, and pulls. No commit
+    is made twice. An exception in a worker is a fault, as on devices, with its traceback in the log of the caller. A worker
+    that is silent beyond the ``deadline`` is killed, and counts a fault when it returns. If a worker is lost more than 20 times
+    without a commit in between, it is retired.
 
     Args:
       tx: as for :func:`gemjax.run_on_devices`.

@@ -1,21 +1,26 @@
 """A driver that trains on a cluster, to be run as a process of its own that may be killed and started again.
 
-Its argument is an :class:`Options` as JSON. It prints "processes PID …" once and "commits N" in each callback, and writes the
-trace and the final parameters to its folder.
+Its argument is an :class:`Options` as JSON. It prints "processes PID …" once, and in each callback "commits N" with those of
+each worker. It writes the trace and the final parameters to its folder.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import random
 import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
 import numpy as np
 
 WORKERS, SEED = 4, 5
+LIMIT = 300.0  # Seconds after which a run that does not end has failed; many times what it needs.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Otherwise Ray replaces the address 127.0.0.1 of the nodes.
 
 
 @dataclasses.dataclass
@@ -23,9 +28,11 @@ class Options:
     """Task of a driver.
 
     Attributes:
-      folder: its checkpoints, its log and its results.
+      folder: its checkpoints, its log and its results; the run ends early when it has a file "enough".
       commits: commits to reach.
       address: the cluster to join; ``None`` starts one.
+      central_hosts: as for :class:`gemjax.Cluster`.
+      further: parameters besides those of the problem.
       kills: numbers of commits at which a worker's process is killed.
       signal_at: number of commits at which the driver sends itself ``signal``; ``None`` for never.
       every: commits between two callbacks.
@@ -35,6 +42,8 @@ class Options:
     folder: str
     commits: int
     address: str | None = None
+    central_hosts: int | None = None
+    further: int = 0
     kills: tuple[int, ...] = ()
     signal_at: int | None = None
     signal: int = signal.SIGKILL
@@ -42,13 +51,21 @@ class Options:
     checkpoint_every: int = 50
 
 
-def setting():
-    """Return the method and the problem, in double precision."""
+def setting(further=0):
+    """Return the method and the problem, in double precision, with so many ``further`` parameters."""
     from engines.problems import quadratic_with_dropout
 
     import gemjax
 
-    return gemjax.gem(0.02, 0.9, num_workers=WORKERS), quadratic_with_dropout("float64")
+    tx, problem = gemjax.gem(0.02, 0.9, num_workers=WORKERS), quadratic_with_dropout("float64")
+    if not further:
+        return tx, problem
+
+    def loss_fn(params, model_state, batch, key):
+        loss, rest = problem.loss_fn(params, model_state, batch, key)
+        return loss + 0.5 * jax.numpy.sum((params["further"] - batch[0]) ** 2), rest
+
+    return tx, problem._replace(loss_fn=loss_fn, params=problem.params | {"further": jax.numpy.ones(further)})
 
 
 class Killer:
@@ -84,7 +101,7 @@ def main(options):
 
     jax.config.update("jax_enable_x64", True)
     folder = Path(options.folder)
-    tx, problem = setting()
+    tx, problem = setting(options.further)
     faults = WorkerFaults(folder)
     killer = Killer(folder, faults, options.kills)
     checkpoints = gemjax.Checkpoints(folder / "checkpoints")
@@ -100,9 +117,14 @@ def main(options):
         killer(progress.commits)
         if options.signal_at is not None and progress.commits >= options.signal_at:
             os.kill(os.getpid(), options.signal)
-        print("commits", progress.commits, flush=True)
+        counts = np.bincount(progress.trace().worker, minlength=WORKERS)
+        print("commits", progress.commits, *counts, flush=True)
+        return (folder / "enough").exists()
 
-    with gemjax.EventLog(folder / "log") as log, gemjax.Cluster(WORKERS, address=options.address) as cluster:
+    with (
+        gemjax.EventLog(folder / "log") as log,
+        gemjax.Cluster(WORKERS, address=options.address, central_hosts=options.central_hosts) as cluster,
+    ):
         print("processes", *tree(os.getpid()), flush=True)
         try:
             result = gemjax.run_on_cluster(
@@ -116,6 +138,61 @@ def main(options):
             raise
     write(folder, result)
     print("done", len(result.trace), flush=True)
+
+
+@contextlib.contextmanager
+def running(options, command=(), **environment):
+    """Start a driver; kill it if it has not ended in time.
+
+    Args:
+      options: the keywords of an :class:`Options`.
+      command: words before its command.
+      environment: further variables of its environment.
+    """
+    environment = os.environ | environment
+    tests = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [*command, sys.executable, __file__, json.dumps(options)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        timer = threading.Timer(LIMIT, process.kill)
+        timer.start()
+        try:
+            yield process
+        finally:
+            timer.cancel()
+            process.kill()
+
+
+def until(process, word, number=0):
+    """Read the driver's output up to a line of ``word`` and at least ``number``; return the numbers of that line."""
+    return first(process, word, lambda numbers: numbers[0] >= number)
+
+
+def first(process, word, condition):
+    """Read the driver's output up to a line of ``word`` with numbers that meet the condition; return them."""
+    for line in process.stdout:  # Ray prints to it, too.
+        found, *words = line.split() or [""]
+        if found == word and condition(numbers := [int(each) for each in words]):
+            return numbers
+    raise AssertionError(f"the driver has ended without such a line of {word}")
+
+
+def assert_replays(tx, problem, trace, params):
+    """Check that the trace has each step of each worker once, and that its replay gives the same parameters.
+
+    A gradient that was applied twice, or not at all, would change them.
+    """
+    from engines.problems import assert_close
+
+    import gemjax
+
+    for worker in range(trace.num_workers):
+        steps = trace.step[trace.worker == worker]
+        np.testing.assert_array_equal(steps, np.arange(len(steps)), err_msg=f"steps of worker {worker}")
+    replay = gemjax.simulate(
+        tx, problem.loss_fn, problem.params, problem.batches, trace, model_state=problem.model_state, seed=SEED
+    )
+    assert_close(params, replay.params, rtol=1e-10)
 
 
 def write(folder, result):

@@ -1,28 +1,22 @@
 """Faults of a run on a cluster: workers, nodes and drivers that end, hang or raise, and the processes that they leave."""
 
 import collections
-import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from engines.cluster import driver, processes
+from engines.cluster.driver import LIMIT, LOOPBACK, assert_replays, running, until
 from engines.cluster.faults import WorkerFaults
-from engines.problems import Abreast, assert_close, quadratic_with_dropout
+from engines.problems import Abreast, quadratic_with_dropout
 
 import gemjax
 
 ray = pytest.importorskip("ray", reason="the cluster engine needs Ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")]  # Ray starts programs.
 N, LONG = 3, 10**6
-LIMIT = 300.0  # Seconds after which a run that does not end has failed; many times what it needs.
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +40,6 @@ def train(cluster, faults, commits, tmp_path, **options):
         )  # fmt: skip
     assert_replays(tx, problem, result.trace, result.params)
     return result, list(gemjax.eventlog.read(tmp_path / "log"))
-
-
-def assert_replays(tx, problem, trace, params):
-    """Check that the trace has each step of each worker once, and that its replay gives the same parameters.
-
-    A gradient that was applied twice, or not at all, would change them.
-    """
-    for worker in range(trace.num_workers):
-        steps = trace.step[trace.worker == worker]
-        np.testing.assert_array_equal(steps, np.arange(len(steps)), err_msg=f"steps of worker {worker}")
-    replay = gemjax.simulate(
-        tx, problem.loss_fn, problem.params, problem.batches, trace, model_state=problem.model_state, seed=driver.SEED
-    )
-    assert_close(params, replay.params, rtol=1e-10)
 
 
 def kinds_of(events, worker):
@@ -148,35 +128,6 @@ def test_a_run_without_an_address_listens_on_the_loopback_interface_only(cluster
     assert not outside
 
 
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Otherwise Ray replaces the address 127.0.0.1 of the nodes.
-
-
-@contextlib.contextmanager
-def running(options, **more):
-    """Start a driver; kill it if it has not ended in time."""
-    tests = str(Path(__file__).parents[2])
-    environment = os.environ | LOOPBACK
-    environment["PYTHONPATH"] = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, str(Path(driver.__file__)), json.dumps(options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **more) as process:
-        timer = threading.Timer(LIMIT, process.kill)
-        timer.start()
-        try:
-            yield process
-        finally:
-            timer.cancel()
-            process.kill()
-
-
-def until(process, word, number=0):
-    """Read the driver's output up to a line of ``word`` and at least ``number``; return the numbers of that line."""
-    for line in process.stdout:  # Ray prints to it, too.
-        found, *numbers = line.split() or [""]
-        if found == word and int(numbers[0]) >= number:
-            return [int(each) for each in numbers]
-    raise AssertionError(f"the driver has ended without {word} {number}")
-
-
 @pytest.mark.parametrize(
     "ending",
     [
@@ -189,7 +140,7 @@ def test_a_driver_leaves_no_process_behind(ending, tmp_path, x64):
     options = {"folder": str(tmp_path), "commits": 40}
     if ending is not None:
         options |= {"commits": LONG, "signal_at": 20, "signal": ending}
-    with running(options) as process:
+    with running(options, **LOOPBACK) as process:
         started = until(process, "processes")
         if ending != signal.SIGTERM:
             [commits] = until(process, "interrupted" if ending else "done")
@@ -206,7 +157,7 @@ def test_a_run_goes_on_while_workers_a_node_and_the_driver_end(commits, kills, t
     second = two_nodes.add_node(num_cpus=2)
     kill_at = np.sort(np.random.default_rng(0).integers(20, commits - 100, kills)).tolist()
     options = {"folder": str(tmp_path), "commits": commits, "address": two_nodes.address, "kills": kill_at}
-    with running(options | {"signal_at": commits // 2}) as process:
+    with running(options | {"signal_at": commits // 2}, **LOOPBACK) as process:
         started = until(process, "processes")
         until(process, "commits", commits // 8)
         two_nodes.remove_node(second, allow_graceful=False)
@@ -215,7 +166,7 @@ def test_a_run_goes_on_while_workers_a_node_and_the_driver_end(commits, kills, t
         with pytest.raises(AssertionError, match="the driver has ended"):
             until(process, "done")
         assert process.wait() == -signal.SIGKILL
-    with running(options) as process:
+    with running(options, **LOOPBACK) as process:
         [resumed] = until(process, "resumed")
         assert commits // 2 - 100 <= resumed < commits // 2 + 40  # A callback may come some commits later.
         until(process, "done", commits)

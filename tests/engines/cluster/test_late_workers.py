@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -87,23 +86,3 @@ def test_no_run_begins_with_fewer_than_its_least_number(full, monkeypatch):
     message = "Ray has not started . of 4 workers after 0 s; they need 4 CPU"
     with begun(N, message, min_workers=3):
         assert waited == [3]
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_workers_join_when_the_cluster_grows(two_nodes):
-    """On Ray: a node with room for two workers, and later another one."""
-    added, until = [], time.monotonic() + 900.0
-
-    def callback(progress):
-        assert time.monotonic() < until, f"not after {progress.commits} commits"
-        if not added:
-            added.append(two_nodes.add_node(num_cpus=2))
-        return bool((counts(progress.trace()) > 0).all())
-
-    with begun(N, "Ray has (not )?started", address=two_nodes.address) as cluster:  # Later, on a busy host.
-        result = gemjax.run_on_cluster(
-            ASGD, *QUADRATIC[:3], 10**6, cluster=cluster, callback=callback, callback_seconds=0.5
-        )
-    assert result.stopped
-    assert counts(result.trace)[2:].min() > 0

@@ -22,6 +22,7 @@ from gemjax.engines.memory import STATE
 from gemjax.engines.result import without_numbers
 from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol.compat import bind_collectives
 from gemjax.protocol.slots import Slots
 
 PyTree = Any
@@ -62,6 +63,7 @@ class CentralActor:
         # CPU devices that share the cores of a host are no more than one.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        bind_collectives(imported_ray().util.get_node_ip_address())
         jax.distributed.initialize(address, hosts, host)
         self._host, devices = host, jax.devices()
         self._place: Place = tuple(
