@@ -79,12 +79,12 @@ def test_a_host_joins_is_cut_off_and_returns(network, tmp_path, x64):
         all_commit(process)
         network.cut(1)
         log = tmp_path / "log"
-        before = first(process, "commits", lambda _: log.read_text().count('"leave"') == 2)
+        before = first(process, "commits", lambda _: log.read_text().count('"leave"') >= 2)
         network.mend(1)
         all_commit(process, before)
         events = check(process, tmp_path, least=0)
     assert sorted(name.partition(":")[0] for name in events[0]["devices"]) == ["host0", "host0", "later", "later"]
-    assert all(seconds < 20 for seconds in losses(events).values())
+    assert all(seconds < 60 for seconds in losses(events).values())
 
 
 @pytest.mark.nightly
