@@ -17,6 +17,7 @@ from gemjax.methods.delayed_nesterov import delay_momentum, dynamic_periods
 from gemjax.methods.downpour import scale_by_local_steps
 from gemjax.methods.easgd import average_elastically
 from gemjax.methods.effective_sample_size import effective_sample_size, scale_by_effective_sample_size
+from gemjax.methods.error_feedback import round_to, sparsify
 from gemjax.methods.fedasync import mix_with_worker
 from gemjax.methods.fragments import by_fragment
 from gemjax.methods.gap_aware import scale_by_gap
@@ -99,6 +100,7 @@ __all__ = [
     "reduce_variance",
     "reduced_loss",
     "require_protocol",
+    "round_to",
     "scale_by_effective_sample_size",
     "scale_by_gap",
     "scale_by_local_steps",
@@ -106,6 +108,7 @@ __all__ = [
     "scale_by_progress",
     "scale_by_staleness",
     "scale_by_staleness_distribution",
+    "sparsify",
     "spread_blocks",
     "stage_momentum",
     "take_turns",

@@ -18,7 +18,7 @@ from gemjax.protocol import diagnostics, slots, staleness
 from gemjax.protocol.checks import check_alike, check_bool, check_method, kept, with_extra_args
 from gemjax.protocol.delays import spread_blocks
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.nodes import StalenessState, counting_refusals, is_wrapper, nodes, refused
+from gemjax.protocol.nodes import StalenessState, counting_refusals, in_front, is_wrapper, nodes, refused
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, is_asynchronous, pull_with_anchors
 from gemjax.protocol.trace import Trace
@@ -200,9 +200,9 @@ class Transition(WorkerStep):
         Args:
           state: with the slot of ``worker`` checked out.
           view: the parameters at which the gradient was computed.
-          gradient: that of the worker. It is dropped if the method refuses it, and rejected if its loss or any number in it
-            is not finite, or if the state after it would not be sound (:func:`gemjax.engines.worker.stays_sound`); then only
-            the pull happens.
+          gradient: that of the worker, or its message if workers keep the errors of :class:`gemjax.protocol.hooks.Sends`. It is
+            dropped if the method refuses it, and rejected if its loss or any number in it is not finite, or if the state after
+            it would not be sound (:func:`gemjax.engines.worker.stays_sound`); then only the pull happens.
           worker: the worker that commits.
           step: the worker's step.
           commits: bool scalar; False for a pull alone.
@@ -214,6 +214,9 @@ class Transition(WorkerStep):
         of_any = [name for name in diagnostics.OF_ANY_COMMIT if name in self.diagnostics]
         rate = {"learning_rate"} if diagnostics.NEED_RATE & {*of_any} else set()
         observer = diagnostics.Observer({*self.diagnostics} - {*of_any} | rate)
+        part = in_front(state.opt_state)
+        if part is not None and part.error is None:
+            gradient = gradient._replace(grads=part.read(gradient.grads, state.params))
         taken = jnp.logical_and(commits, gradient.finite > 0)
         before = slots.begin_commit(state.opt_state, worker, own_rows)
         ages = {"block_staleness": state.commits - state.read_at.value} if self.num_blocks else {}

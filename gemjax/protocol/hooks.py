@@ -13,6 +13,7 @@ a node with ``next_row()``                           Index of the row inside it 
 ``NeedsLocalSteps()``                                Engines require ``local=``.
 ``NeedsRounds()``                                    The same; and workers wait for each other, unless a policy is given.
 ``MadeFor(num_workers)``                             With another number of workers ``init`` raises a ``ValueError``.
+``Sends(error, code)``                               In front of all else, workers may send its messages; see ``Sends``.
 a node with ``refuses(staleness)``                   It is asked before each commit; see ``Refusals``.
 a node with ``on_pull(params, view, moved)``         It is called at each pull; see ``PullHook``.
 ===================================================  ===================================================================
@@ -30,6 +31,7 @@ import optax
 
 from gemjax.protocol import diagnostics
 from gemjax.protocol.checks import check_alike
+from gemjax.protocol.slots import Slots
 
 PyTree = Any
 
@@ -98,6 +100,51 @@ class Refusals:
     """
 
     count: jax.Array  # int32 []
+
+
+class Code(Protocol):
+    """Lossy form in which an array is sent; hashable, and holds no arrays."""
+
+    def encode(self, array: jax.Array) -> tuple[jax.Array, ...]:
+        """Return the arrays that are sent."""
+        ...
+
+    def decode(self, sent: tuple[jax.Array, ...], like: Any) -> jax.Array:
+        """Return the array that the receiver makes of them, in shape and dtype of ``like``."""
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sends:
+    """State of a rule that replaces a gradient by what can be sent of it, and adds what it left out to the next one.
+
+    The rule may act where the commits are, or, if it is in front of all others, at the workers: an engine between hosts then
+    keeps the errors there and sends messages. Both give the same numbers.
+
+    Args:
+      error: of the worker, what its messages have left out, a tree like the gradient; ``None`` at a central variable whose
+        workers keep it, where the rule leaves a gradient as it is.
+      code: the form of each array of a message.
+      decay: the factor of the error before a gradient is added.
+    """
+
+    error: Slots | None
+    code: Code = dataclasses.field(metadata={"static": True})
+    decay: float = dataclasses.field(default=1.0, metadata={"static": True})
+
+    def message(self, grads: PyTree) -> tuple[list[tuple[jax.Array, ...]], "Sends"]:
+        """Return the message for a gradient, and the node after it."""
+        assert self.error is not None
+        total = jax.tree.map(lambda g, e: g + jnp.asarray(self.decay, g.dtype) * e, grads, self.error.value)
+        message = [self.code.encode(array) for array in jax.tree.leaves(total)]
+        lost = jax.tree.map(jnp.subtract, total, self.read(message, grads))
+        return message, dataclasses.replace(self, error=Slots(lost))
+
+    def read(self, message: list[tuple[jax.Array, ...]], like: PyTree) -> PyTree:
+        """Return the gradient of a message, a tree like ``like``."""
+        leaves, structure = jax.tree.flatten(like)
+        return jax.tree.unflatten(structure, map(self.code.decode, message, leaves))
 
 
 class PullHook(Protocol):

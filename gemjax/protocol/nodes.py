@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.protocol.hooks import MadeFor, Refusals, can_refuse
+from gemjax.protocol.hooks import MadeFor, Refusals, Sends, can_refuse
 from gemjax.protocol.slots import Slots, check_number, is_rows, is_slots
 
 PyTree = Any
@@ -161,6 +161,20 @@ def is_wrapper(node: PyTree) -> bool:
 def nodes(state: PyTree, kind: type) -> list:
     """Return the nodes of ``state`` that are of class ``kind``, in order."""
     return [leaf for leaf in jax.tree.leaves(state, is_leaf=lambda n: isinstance(n, kind)) if isinstance(leaf, kind)]
+
+
+def in_front(state: PyTree) -> Sends | None:
+    """Return the :class:`gemjax.protocol.hooks.Sends` that receives the gradients as they come, before all other members."""
+    while is_wrapper(state) or (type(state) is tuple and state):
+        state = state.inner_state if is_wrapper(state) else state[0]
+    return state if isinstance(state, Sends) else None
+
+
+def with_errors(state: PyTree, error: Slots | None) -> PyTree:
+    """Return ``state`` with other errors in the node that :func:`in_front` returns."""
+    first = in_front(state)
+    is_first = lambda node: isinstance(node, Sends) and node is first
+    return map_nodes(lambda node: Sends(error, node.code, node.decay), is_first, state)
 
 
 def map_nodes(fn: Callable, is_node: Callable, tree: PyTree, *rest: PyTree) -> PyTree:

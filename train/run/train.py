@@ -198,8 +198,7 @@ def _run_engine(
             _check_applied(config, result)
         return dataclasses.replace(result, stopped=len(result.trace) < task.num_commits)
     if workers is not None:
-        compression = None if config.compression == "none" else config.compression
-        run = functools.partial(gemjax.run_on_cluster, cluster=workers, compression=compression)
+        run = functools.partial(gemjax.run_on_cluster, cluster=workers)
     else:
         run = functools.partial(gemjax.run_on_devices, placement=prepared.placement)
     # Compiled before the clock starts: the first evaluation would take cores from all workers.

@@ -40,7 +40,10 @@ def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> o
         tx = function(num_workers=config.workers, **given)
     except ValueError as error:
         raise UsageError(f"{config.method}: {error}") from error
-    return tx if facts.local else _decayed(config, tx)
+    tx = tx if facts.local else _decayed(config, tx)
+    if config.compression == "none":
+        return tx
+    return gemjax.asynchronous(optax.chain(gemjax.rules.round_to(config.compression), tx), config.workers)
 
 
 def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> gemjax.LocalSteps | None:

@@ -1,5 +1,6 @@
 """The process of a worker on a Ray cluster, which computes gradients at the views that it is sent."""
 
+import dataclasses
 import os
 import pickle
 import socket
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 
 from gemjax.batches.local import LocalBatches
-from gemjax.engines.cluster.compression import with_feedback
+from gemjax.engines.cluster.compression import packed_message
 from gemjax.engines.cluster.pieces import joined, split
 from gemjax.engines.devices.hardware.central import event_of
 from gemjax.engines.devices.hardware.packing import Packed
@@ -22,6 +23,7 @@ from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.memory import offload_if_needed
 from gemjax.engines.running import keys
 from gemjax.engines.worker import WorkerStep
+from gemjax.protocol.slots import Slots
 
 PyTree = Any
 
@@ -33,7 +35,7 @@ class Job(NamedTuple):
     batches: Any
     packers: Packers
     local: PyTree  # Shapes of the state of a local optimizer.
-    rounds: bool  # True if the packer of gradients rounds them.
+    part: Any  # What makes a message of a gradient, a Sends with shapes; None if gradients are sent.
     interruptible: bool  # True if local steps end early when the worker is called back.
 
 
@@ -58,6 +60,7 @@ class Reply(NamedTuple):
     local: PyTree  # State of the local optimizer, with keys as integers.
     seconds: float  # In the actor,
     waited: float  # and of these for data.
+    error: Any = None  # What the messages have left out; at the driver a reference, as it stays on the worker's host.
 
 
 class NotBegunError(RuntimeError):
@@ -119,16 +122,10 @@ class Actor:
         self._selections = Selections(batches, 1)
         self._data = jax.device_put(batches.data, whole(self._place))
         self._last: tuple[int, int, int] | None = None
-        self._step = -1  # Of the last gradient.
         self._interrupted = -1  # The last attempt that was called back.
         place = self._place if several else None
-        # What earlier gradients lost by rounding, before and after the last request. It stays here, where it costs no transfer;
-        # with the actor at most one gradient's rounding is lost.
-        self._before = self._after = None
-        if job.rounds:
-            zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), job.packers.gradients.example.grads)
-            self._before = self._after = jax.device_put(zeros, whole(self._place))
-        finish = with_feedback if job.rounds else packed_gradient
+        self._part = job.part
+        finish = packed_gradient if job.part is None else packed_message
         interruptible = job.interruptible and job.step.local is not None
         self._stepwise = stepwise(job.step, batches, job.packers, place, finish) if interruptible else None
         compute = finish(job.step.gradient, batches, job.packers)
@@ -143,8 +140,13 @@ class Actor:
         names = "+".join(f"{device.platform}:{device.id}" for device in devices_of(self._place))
         return "device", f"{socket.gethostname()}:{names}"
 
-    def gradient(self, run: str, view: Packed, local: PyTree, applied: bool, request: Request) -> Reply:
-        """Compute the gradient of a request at a view; ``applied`` is True if the worker's last commit was."""
+    def message(self, run: str, view: Packed, local: PyTree, error: PyTree, request: Request) -> tuple[Reply, PyTree]:
+        """Do what :meth:`gradient` does, with a message in place of the gradient; return the error after it, too."""
+        reply = self.gradient(run, view, local, request, error)
+        return reply._replace(error=None), reply.error
+
+    def gradient(self, run: str, view: Packed, local: PyTree, request: Request, error: PyTree = None) -> Reply:
+        """Compute the gradient of a request at a view."""
         began = time.perf_counter()
         if run != self._run:
             raise NotBegunError(self._failure)
@@ -154,33 +156,30 @@ class Actor:
         if isinstance(self._place, tuple):
             view = arrived(view, self._place)
         local = keys.as_keys(arrived(local, self._place), self._local) if self._keeps_local else self._local
-        if self._before is not None and applied and request.step != self._step:  # A step may be repeated.
-            self._before = self._after
-        residual = () if self._before is None else (self._before,)
+        own = () if self._part is None else (arrived(dataclasses.replace(self._part, error=Slots(error)), self._place),)
         arguments = view, local, data, selection, event_of(request.worker, request.step)
         interrupted = lambda: self._interrupted >= request.attempt
         if interrupted():  # Before it began.
             found = None
         elif self._stepwise is not None:
-            found = self._stepwise(interrupted, int(selection[1]), arguments, *residual)
+            found = self._stepwise(interrupted, int(selection[1]), arguments, *own)
         else:
             memory, self._memory = self._make_memory() if self._memory is None else self._memory, None
-            found = jax.block_until_ready(self._compute(memory, *arguments, *residual))
+            found = jax.block_until_ready(self._compute(memory, *arguments, *own))
             self._memory = None if isinstance(self._place, tuple) else found[0]
         if found is None or interrupted():
             return Reply(None, (), time.perf_counter() - began, waited)
         packed, local, *after = found
-        if after:
-            self._after, self._step = after[0], request.step
-        sent, local = jax.tree.map(np.asarray, (packed, keys.as_data(local) if self._keeps_local else ()))
-        return Reply(sent, local, time.perf_counter() - began, waited)
+        local = keys.as_data(local) if self._keeps_local else ()
+        sent, local, errors = jax.tree.map(np.asarray, (packed, local, [part.error.value for part in after]))
+        return Reply(sent, local, time.perf_counter() - began, waited, *errors)
 
     def interrupt(self, run: str, attempt: int) -> None:
         """Let the gradient of an attempt, or an earlier one, end early; called beside it, in another thread."""
         if run == self._run:
             self._interrupted = max(self._interrupted, attempt)
 
-    def gradient_in_pieces(self, run: str, local: PyTree, applied: bool, request: Request, *pieces: Packed) -> tuple:
+    def gradient_in_pieces(self, run: str, local: PyTree, request: Request, *pieces: Packed) -> tuple:
         """Do what :meth:`gradient` does, from the pieces of a view, for a central variable over several hosts.
 
         Returns:
@@ -188,7 +187,7 @@ class Actor:
         """
         if run != self._run:
             raise NotBegunError(self._failure)
-        reply = self.gradient(run, joined(pieces, self._view), local, applied, request)
+        reply = self.gradient(run, joined(pieces, self._view), local, request)
         if reply.gradient is None:
             return (reply, *[None] * len(pieces))
         return (reply._replace(gradient=()), *split(reply.gradient, len(pieces)))

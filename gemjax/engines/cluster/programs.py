@@ -1,6 +1,7 @@
 """Commits at the driver of a Ray cluster, and the exchange of views and gradients with its actors."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import sys
@@ -10,11 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Request, arrived
-from gemjax.engines.cluster.cluster import Cluster
-from gemjax.engines.cluster.compression import RoundingPacker
+from gemjax.engines.cluster.cluster import PATIENCE, Cluster
+from gemjax.engines.cluster.compression import packers_of_messages
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.cluster.pieces import Pieces
 from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
@@ -28,7 +30,10 @@ from gemjax.engines.running import keys
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.transition import RunState, Transition
 from gemjax.engines.worker import WorkerStep
+from gemjax.protocol.hooks import Sends
 from gemjax.protocol.local_steps import PeriodsEndError
+from gemjax.protocol.nodes import in_front, with_errors
+from gemjax.protocol.slots import Slots
 
 PyTree = Any
 LARGE = 100 * 1024  # Bytes; Ray sends smaller arguments with the call itself.
@@ -50,6 +55,15 @@ class Hosts(NamedTuple):
         return {"devices": self.devices, "central": central} | self.sizes
 
 
+class Outcome(NamedTuple):
+    """The errors of a worker's messages: ``after`` a commit if that was applied, otherwise those of ``before``."""
+
+    report: PyTree
+    index: int  # Of the number in the report that says so.
+    after: Any
+    before: Any
+
+
 class ClusterPrograms(CentralPrograms):
     """Commits at the central variable on this host, for workers that are actors of Ray.
 
@@ -59,7 +73,6 @@ class ClusterPrograms(CentralPrograms):
       grouped: the same, grouped for local steps.
       central: the place of the central variable.
       retries: attempts after the first one to read a batch before the run.
-      compression: as for :func:`gemjax.run_on_cluster`.
       parts: number of actors of the central variable, if there are any.
       interruptible: True if local steps are to end early when asked (:meth:`interrupt`).
 
@@ -72,10 +85,20 @@ class ClusterPrograms(CentralPrograms):
 
     def __init__(
         self, transition: Transition, batches: Any, grouped: Any, central: Place, state: RunState, *, retries: int = 0,
-        compression: str | None = None, parts: int = 0, interruptible: bool = False,
+        parts: int = 0, interruptible: bool = False,
     ):  # fmt: skip
-        self._compression = compression
         num_workers = transition.num_workers
+        # Actors with a part of the central variable each do what the method says when a gradient has arrived.
+        part = None if parts else in_front(state.opt_state)
+        self._errors: list[Any] = []  # Per worker: arrays, the reference to those on its host, or a choice of two.
+        if part is not None:
+            assert part.error is not None
+            errors = jax.tree.map(np.asarray, part.error.value)
+            self._errors = [jax.tree.map(lambda leaf, w=w: leaf[w], errors) for w in range(num_workers)]
+            part = dataclasses.replace(part, error=Slots(jax.eval_shape(lambda: self._errors[0])))
+            state = state._replace(opt_state=with_errors(state.opt_state, None))
+        self._part: Sends | None = part
+        self._lost: set[int] = set()  # Workers whose errors may be lost with their host.
         with contextlib.closing(Selections(grouped, num_workers, retries)) as selections:
             example = selections.example()
         hosts = Hosts(tuple(range(num_workers)), central, parts, [], {})
@@ -86,13 +109,12 @@ class ClusterPrograms(CentralPrograms):
             hosts.sizes[f"{name}_bytes"] = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
         step = WorkerStep(loss_fn=transition.loss_fn, seed=transition.seed, local=transition.local)
         local = jax.eval_shape(lambda: self._local[0])
-        self._job = Job(step, batches, self.packers, local, compression is not None, interruptible)
+        self._job = Job(step, batches, self.packers, local, part, interruptible)
         self._attempts = [0] * num_workers
         self._retries, self._version = retries, 0  # The version counts commits.
         self._putting = threading.Lock()
         self._run = ""
         self._put: tuple[int, Any] = -1, None  # Version and reference of the last large view.
-        self._reports: dict[int, PyTree] = {}  # Of each worker's last commit, if gradients are rounded.
         self._pickled_job()
 
     def _pickled_job(self) -> bytes:
@@ -100,10 +122,10 @@ class ClusterPrograms(CentralPrograms):
         return pickled(self._job, loss_fn=step.loss_fn, batches=self._job.batches, local=step.local)
 
     def _pack(self, packed_as: Packers) -> Packers:
-        if self._compression is None:
+        if self._part is None:
             return packed_as
-        rounding: Any = RoundingPacker(packed_as.gradients.example, self._compression)
-        return packed_as._replace(gradients=rounding)
+        make = lambda: packers_of_messages(packed_as, self._part, self.placement.central, self.largest_packed)
+        return self.once(f"packers of messages of {self.largest_packed} bytes", make)
 
     @functools.cached_property
     def evaluator(self) -> jax.Device:
@@ -167,16 +189,36 @@ class ClusterPrograms(CentralPrograms):
         """
         view, local = self._views[worker], self._local[worker]
         version, request = self._version, self._next_request(worker)
-        report, index = self._reports.get(worker), list(self.reported).index("applied")
 
         def send() -> tuple[Any, float]:
-            arrays = jax.tree.map(np.asarray, (view, keys.as_data(local) if self._keeps_local else ()))
-            applied = report is not None and unpacked_report(report, self.reported)[index] > 0
+            view_, local_ = jax.tree.map(np.asarray, (view, keys.as_data(local) if self._keeps_local else ()))
+            actor, error = self.cluster.actors[worker], self._error_of(worker) if self._part is not None else None
             sent = time.perf_counter()
-            outgoing = self._outgoing(arrays[0], version)
-            return self.cluster.actors[worker].gradient.remote(self._run, outgoing, arrays[1], applied, request), sent
+            outgoing = self._outgoing(view_, version)
+            if self._part is None:
+                return actor.gradient.remote(self._run, outgoing, local_, request), sent
+            call = actor.message.options(num_returns=2)
+            return call.remote(self._run, outgoing, local_, error, request), sent
 
         return send
+
+    def _error_of(self, worker: int, *, here: bool = False) -> Any:
+        """Return the errors of the messages of a worker's applied commits; with ``here`` the arrays, in any case.
+
+        They are where Ray keeps them: on the host that computed them. With that host they are lost, and begin at 0.
+        """
+        error = self._errors[worker]
+        if isinstance(error, Outcome):
+            error = error.after if unpacked_report(error.report, self.reported)[error.index] > 0 else error.before
+        if (here or worker in self._lost) and isinstance(error, imported_ray().ObjectRef):
+            try:
+                error = imported_ray().get(error, timeout=PATIENCE)
+            except imported_ray().exceptions.RayError:
+                assert self._part is not None and self._part.error is not None  # noqa: PT018
+                error = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self._part.error.value)
+        self._lost.discard(worker)
+        self._errors[worker] = error
+        return error
 
     def _next_request(self, worker: int) -> Request:
         self._attempts[worker] += 1
@@ -197,29 +239,40 @@ class ClusterPrograms(CentralPrograms):
                 self._put = version, ray.put(view)
             return self._put[1]
 
-    def bring(self, gradient: Reply) -> tuple[Any, PyTree]:
+    def bring(self, gradient: Reply) -> tuple:
         """Send a gradient, and the state of its worker's local optimizer, to the devices of the central variable."""
         packed = gradient.gradient
         if isinstance(self.placement.central, tuple):
             packed = self.central.bring(packed)
-        return packed, self._local_of(gradient)
+        return packed, self._local_of(gradient), gradient.error
 
     def _local_of(self, gradient: Reply) -> PyTree:
         """Return the state of the worker's local optimizer, on the devices of the central variable."""
         local = self._job.local
         return keys.as_keys(arrived(gradient.local, self.placement.central), local) if self._keeps_local else local
 
-    def commit(self, worker: int, brought: tuple[Any, PyTree]) -> jax.Array:
+    def commit(self, worker: int, brought: tuple) -> PyTree:
         self._version += 1
-        report = super().commit(worker, brought)
-        if self._compression is not None:
-            self._reports[worker] = report
+        packed, local, error = brought
+        report = super().commit(worker, (packed, local))
+        if self._part is not None:
+            index = list(self.reported).index("applied")
+            self._errors[worker] = Outcome(report, index, error, self._errors[worker])
         return report
+
+    def _gathered(self, to: jax.Device | None = None) -> RunState:
+        state = super()._gathered(to)
+        if self._part is None:
+            return state
+        errors = [self._error_of(worker, here=True) for worker in range(self.num_workers)]
+        stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *errors)
+        return state._replace(opt_state=with_errors(state.opt_state, Slots(stacked, self.num_workers)))
 
     def returned(self) -> Iterable[int]:
         return self.cluster.restarted(self._run)
 
     def recover(self, worker: int) -> None:
+        self._lost.add(worker)
         self.cluster.restart(worker, self._wake)
 
     def abandon(self, worker: int) -> None:
@@ -252,9 +305,11 @@ def _reply(reference: Any) -> Reply:
     """
     ray = imported_ray()
     try:
-        if isinstance(reference, list):  # A gradient in pieces, which stay where they are.
-            reply = ray.get(reference[0])
-            return reply if reply.gradient is None else reply._replace(gradient=Pieces(reference[1:]))
+        if isinstance(reference, list):  # A gradient in pieces, or the errors of a message, which stay where they are.
+            reply, rest = ray.get(reference[0]), reference[1:]
+            if reply.gradient is None:
+                return reply
+            return reply._replace(gradient=Pieces(rest)) if reply.gradient == () else reply._replace(error=rest[0])
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         cause = getattr(error, "cause", None)

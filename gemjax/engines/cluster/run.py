@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,6 @@ from gemjax.engines.checks import check_callback, check_given, warn_of_two_rates
 from gemjax.engines.cluster.central.driver import unmade_state
 from gemjax.engines.cluster.central.programs import SharedPrograms
 from gemjax.engines.cluster.cluster import Cluster
-from gemjax.engines.cluster.compression import COMPRESSIONS
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.cluster.programs import ClusterPrograms, receive
 from gemjax.engines.devices.hardware.waiters import Waiters
@@ -26,8 +26,9 @@ from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
 from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate
 from gemjax.engines.transition import RunState, workers_of
-from gemjax.protocol.checks import check_choice
+from gemjax.methods.error_feedback import round_to
 from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.staleness import asynchronous
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.eventlog import EventLog
 
@@ -126,9 +127,7 @@ def run_on_cluster(
       resume: as for :func:`gemjax.run_on_devices`; ``central_hosts`` may be another number.
       checkpoint_seconds: as for :func:`gemjax.run_on_devices`.
       gate: as for :func:`gemjax.run_on_devices`; called in the driver when a gradient has arrived there.
-      compression: ``None`` (default) sends gradients as they are; ``"bfloat16"`` rounds them to 2 bytes per number,
-        ``"int8"`` to 1. Each worker adds what it has lost by rounding to its next gradient (error feedback). A replay in the
-        simulator does not round. The log's ``start`` has the bytes of a view and of a gradient.
+      compression: old form of :func:`gemjax.rules.round_to` in front of ``tx``; goes with the next release.
 
     Returns:
       A :class:`gemjax.Result` as of :func:`gemjax.run_on_devices`. ``history["network"]`` has the seconds of each gradient that
@@ -156,7 +155,6 @@ def run_on_cluster(
     """
     check_given(loss_fn, params, model_state)
     imported_ray()
-    check_choice("compression", compression, COMPRESSIONS)
     if cluster is None:
         num_workers = workers_of(tx, params) if num_workers is None else num_workers
     elif not cluster.actors:
@@ -165,9 +163,13 @@ def run_on_cluster(
         raise ValueError(f"num_workers={num_workers}, but the cluster has {cluster.num_workers} workers")
     else:
         num_workers = cluster.num_workers
+    if compression is not None:
+        warnings.warn(
+            'compression= is a part of the method now, gemjax.rules.round_to("int8"); the argument goes with the next release',
+            DeprecationWarning, stacklevel=2,
+        )  # fmt: skip
+        tx = asynchronous(optax.chain(round_to(compression), tx), num_workers)
     workers = cluster or Cluster(num_workers)
-    if compression is not None and workers.central_hosts is not None:
-        raise ValueError("compression= does not go with a central variable on several hosts; leave out one of the two")
     check_callback(gate, "gate", "(worker, step)")
     run = prepare(
         tx, loss_fn, params, num_commits, num_workers, model_state=model_state, local=local, seed=seed,
@@ -186,7 +188,7 @@ def run_on_cluster(
         grouped = plain if periods is None else LocalBatches(plain, periods)
         kind = ClusterPrograms if workers.central_hosts is None else SharedPrograms
         return kind(
-            transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression,
+            transition, plain, grouped, workers.central, begin, retries=run.policy.retries,
             parts=workers.central_hosts or 0, interruptible=run.policy.interrupt is not None,
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ class FakeRay(types.ModuleType):
 
     node_address, alive = "127.0.0.1", True
     __version__ = ray.__version__
-    exceptions, cloudpickle = ray.exceptions, ray.cloudpickle
+    exceptions, cloudpickle, ObjectRef = ray.exceptions, ray.cloudpickle, concurrent.futures.Future
 
     def __init__(self, lose=lambda actor, method, arguments: False):
         super().__init__("ray")

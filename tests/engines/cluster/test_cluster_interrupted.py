@@ -34,11 +34,10 @@ def fake(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [{}, pytest.param({"compression": "int8"}, marks=pytest.mark.nightly)],
-    ids=str,
+    "rounds",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
 )
-def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
+def test_local_steps_end_at_the_next_step(fake, monkeypatch, rounds):
     """Worker 1 is held in its first step of five until it is called back; it makes no second one and sends no gradient."""
     call, made, begun, entered = Stepwise.__call__, collections.Counter(), collections.Counter(), threading.Event()
     called_back, replies, gradient, interrupt = threading.Event(), [], Actor.gradient, Actor.interrupt
@@ -58,8 +57,8 @@ def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
         run._step = types.SimpleNamespace(at=lambda *_: step)  # A program, which is compiled for its arguments.
         return call(run, interrupted, count, arguments, *more)
 
-    def noted(self, run, view, local, applied, task):
-        reply = gradient(self, run, view, local, applied, task)
+    def noted(self, run, view, local, task, *error):
+        reply = gradient(self, run, view, local, task, *error)
         replies.append((task, reply.gradient))
         return reply
 
@@ -67,18 +66,18 @@ def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
     monkeypatch.setattr(Actor, "gradient", noted)
     monkeypatch.setattr(Actor, "interrupt", lambda *arguments: (interrupt(*arguments), called_back.set()))
     tx, problem, local = gemjax.downpour(num_workers=2), mlp(), gemjax.LocalSteps(fading(0.02), 5)
-    compression = options.get("compression")
+    if rounds:
+        tx = gemjax.asynchronous(optax.chain(gemjax.rules.round_to(), tx), 2)
     with gemjax.Cluster(2) as cluster:
         result = gemjax.run_on_cluster(
-            tx, *problem[:3], 12, cluster=cluster, model_state=problem.model_state, compression=compression,
+            tx, *problem[:3], 12, cluster=cluster, model_state=problem.model_state,
             policy=gemjax.Policy(interrupt=2), local=local, gate=lambda worker, step: entered.wait(60) and None,
         )  # fmt: skip
     assert made[1, 2] == 1
     assert [gradient for task, gradient in replies if (task.worker, task.attempt) == (1, 2)] == [None]
     assert result.trace.staleness.max() < 2
-    if compression is None:  # A replay does not round.
-        replay = gemjax.simulate(tx, *problem[:3], result.trace, local=local, model_state=problem.model_state)
-        assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-5)
+    replay = gemjax.simulate(tx, *problem[:3], result.trace, local=local, model_state=problem.model_state)
+    assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -233,35 +233,6 @@ def test_an_error_of_an_actor_keeps_its_type_and_traceback(fake):
     assert any("the traceback of the actor" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("compression", "size"), [(None, 4), ("int8", 1), pytest.param("bfloat16", 2, marks=pytest.mark.nightly)]
-)
-def test_gradients_may_be_rounded_without_a_lasting_error(fake, compression, size, tmp_path):
-    """A constant small gradient beside a large one, which int8 alone would round to zero, moves its parameter on average."""
-    slopes = jnp.concatenate([jnp.array([1.0, 0.003]), jnp.zeros(998)])
-    tx, batches = gemjax.asgd(0.1, num_workers=N), lambda worker, step: 0.0
-    with gemjax.EventLog(tmp_path / "log") as log:
-        result = gemjax.run_on_cluster(tx, lambda x, batch: jnp.sum(slopes * x), jnp.zeros(1000), batches, 60,
-                                       compression=compression, log=log)  # fmt: skip
-    start = next(iter(gemjax.eventlog.read(tmp_path / "log")))
-    assert start["view_bytes"] == 4000
-    assert 1000 * size <= start["gradient_bytes"] <= 1000 * size + 20
-    np.testing.assert_allclose(result.params[:2], [-6.0, -0.018], rtol=0.15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compression", ["int8", pytest.param("bfloat16", marks=pytest.mark.nightly)])
-def test_the_rounding_of_a_rejected_gradient_is_not_added_to_the_next_one(fake, compression):
-    batches = lambda worker, step: jnp.where((worker == 1) & (step == 2), 3e37, 1.0)
-    result = gemjax.run_on_cluster(
-        ASGD, lambda x, batch: jnp.sum(x * batch * 1.1), jnp.zeros(4), batches, 60, compression=compression,
-        policy=gemjax.Policy(quorum=N),  # So that worker 1 reaches that step.
-    )  # fmt: skip
-    assert int(result.state.rejected) == 1
-    np.testing.assert_allclose(result.params, -60 * 0.05 * 1.1, rtol=0.01)
-
-
 def address(array):
     return np.asarray(array).ctypes.data
 

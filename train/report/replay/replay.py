@@ -63,15 +63,10 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
       The content of `replay.json`.
 
     Raises:
-      RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, lines of the log are
+      RecordError: if there is no event log or no checkpoint after a commit, lines of the log are
         missing, or all checkpoints are removed meanwhile.
       ValueError: if the event log or a checkpoint is damaged.
     """
-    if config.compression != "none":
-        raise RecordError(
-            f"{folder.path} cannot be replayed: its gradients were rounded (--compression {config.compression}), and the log "
-            "does not hold them"
-        )
     if not folder.events.exists():
         raise RecordError(f"{folder.path} cannot be replayed: it has no {folder.events.name}")
     with folder.checkpoints(read_only=True) as checkpoints:

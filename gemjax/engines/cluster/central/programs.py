@@ -68,14 +68,14 @@ class SharedPrograms(ClusterPrograms):
             data = jax.tree.map(np.asarray, keys.as_data(local) if self._keeps_local else ())
             sent = time.perf_counter()
             method = self.cluster.actors[worker].gradient_in_pieces.options(num_returns=1 + len(view.pieces))
-            return method.remote(self._run, data, True, request, *view.pieces), sent
+            return method.remote(self._run, data, request, *view.pieces), sent
 
         return send
 
-    def bring(self, gradient: Reply) -> tuple[Any, PyTree]:
+    def bring(self, gradient: Reply) -> tuple:
         """Let the actors take their pieces of a gradient."""
         self.central.receive(gradient.gradient)
-        return gradient.gradient, self._local_of(gradient)
+        return gradient.gradient, self._local_of(gradient), None
 
     def _settled(self, worker: int) -> PyTree:
         report = getattr(self._views[worker], "report", None)

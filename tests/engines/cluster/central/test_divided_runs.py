@@ -152,5 +152,3 @@ def test_an_actor_of_the_central_variable_is_killed(two, x64):
 def test_what_does_not_go_together_is_refused(two):
     with pytest.raises(ValueError, match="central_hosts must be"):
         gemjax.Cluster(N, central_hosts=0)
-    with pytest.raises(ValueError, match="compression= does not go with a central variable on several hosts"):
-        run(GEM, mlp(), compression="int8", cluster=two)

@@ -177,8 +177,6 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(made, capsys):
         assert error.count("\n") == 1
         return error
 
-    dataclasses.replace(Config.load(folder.config), engine="cluster", compression="int8").save(folder.config)
-    assert "run cannot be replayed: its gradients were rounded (--compression int8)" in refusal()
     folder.events.unlink()
     assert "run cannot be replayed: it has no events.jsonl" in refusal()
     folder.events.write_text("".join(folder.events.read_text().splitlines(keepends=True)[:15]))
