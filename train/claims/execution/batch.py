@@ -67,10 +67,12 @@ def record_together(
 
 
 def numbers(config: Config) -> tuple[str, ...]:
-    """Return the fields of a configuration that can be arguments of its program.
+    """Return the given fields of a configuration that can be arguments of its program.
 
-    >>> numbers(Config(engine="simulate", method="gem")), numbers(Config(engine="simulate", method="easgd", strength=0.1))
-    (('learning_rate', 'momentum', 'kappa'), ('learning_rate', 'strength'))
+    >>> numbers(Config(engine="simulate", method="gem", learning_rate=0.1))
+    ('learning_rate', 'momentum', 'kappa')
+    >>> numbers(Config(engine="simulate", method="easgd", strength=0.1))
+    ('strength',)
     """
     acting = ("learning_rate", *METHODS[config.method].flags)
     return tuple(name for name in NUMBERS if name in acting and getattr(config, name) is not None)
