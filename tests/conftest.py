@@ -30,7 +30,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DAYS_KEPT = 7
-LONG_PAGE = "gemjax/README.md"  # Its examples take 14 seconds.
+LONG_PAGES = ("gemjax/README.md", "gemjax/runs.md", "gemjax/results.md")  # Their examples take 14 seconds.
 
 
 def pytest_addoption(parser):
@@ -74,7 +74,7 @@ def pytest_configure(config):
 @pytest.hookimpl(trylast=True)  # After `-k` and `-m`.
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if item.nodeid.startswith(LONG_PAGE):
+        if item.nodeid.startswith(LONG_PAGES):
             item.add_marker("slow")
     if config.getoption("--run-nightly"):
         return

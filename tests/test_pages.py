@@ -31,6 +31,8 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "gemjax/README.md",
+    "gemjax/runs.md",
+    "gemjax/results.md",
     "gemjax/methods/README.md",
     "train/README.md",
     "train/results/README.md",

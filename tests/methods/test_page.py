@@ -14,7 +14,7 @@ from gemjax.protocol.diagnostics import Observer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "gemjax" / "methods" / "README.md").read_text(encoding="utf-8")
-GUIDE = (ROOT / "gemjax" / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "gemjax" / "results.md").read_text(encoding="utf-8")
 OF_METHODS = {
     name: value
     for place in (gemjax, gemjax.rules)
@@ -96,7 +96,7 @@ def test_the_guide_lists_the_diagnostics_that_it_offers(name):
         if f"`{name}`" in row["offered by"] or "all methods" in row["offered by"]
     }
     assert observer.offered == listed, (
-        f"gemjax/README.md, table of diagnostics: the cells `offered by` that name `{name}` must be those of "
+        f"gemjax/results.md, table of diagnostics: the cells `offered by` that name `{name}` must be those of "
         f"{sorted(observer.offered)}, but are those of {sorted(listed)}"
     )
 
