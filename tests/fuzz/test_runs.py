@@ -241,6 +241,13 @@ def test_runs_on_devices(case, faults, policy, moves, absent, through):
         begun.append(result)
         check(result)
         check_log(path, case, result)
+        rows = (
+            zip(*(result.history[name] for name in ("worker", "step", "applied")), strict=True)
+            if result.history
+            else ()
+        )
+        if gate.huge & {(worker, step) for worker, step, applied in rows if applied}:
+            return  # A replay has the gradient that the worker computed.
         replayed = gemjax.simulate(case.tx, *case.problem, result.trace, **case.options)
         assert_near(result.params, replayed.params, case)
         if through and case.period is None:
