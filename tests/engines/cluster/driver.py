@@ -180,19 +180,27 @@ def first(process, word, condition):
 def assert_replays(tx, problem, trace, params):
     """Check that the trace has each step of each worker once, and that its replay gives the same parameters.
 
-    A gradient that was applied twice, or not at all, would change them.
+    A gradient that was applied twice, or not at all, would change them. Large staleness lets rounding grow as any other
+    difference does, so the tolerance grows with the effect of another beginning.
     """
-    from engines.problems import assert_close
-
     import gemjax
 
     for worker in range(trace.num_workers):
         steps = trace.step[trace.worker == worker]
         np.testing.assert_array_equal(steps, np.arange(len(steps)), err_msg=f"steps of worker {worker}")
-    replay = gemjax.simulate(
-        tx, problem.loss_fn, problem.params, problem.batches, trace, model_state=problem.model_state, seed=SEED
-    )
-    assert_close(params, replay.params, rtol=1e-10)
+
+    def replayed(moved):
+        start = jax.tree.map(lambda leaf: leaf * (1 + moved), problem.params)
+        result = gemjax.simulate(
+            tx, problem.loss_fn, start, problem.batches, trace, model_state=problem.model_state, seed=SEED
+        )
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.params)])
+
+    replay, moved = replayed(0.0), replayed(1e-12)
+    growth, scale = np.abs(moved - replay).max() / 1e-12, np.abs(replay).max()
+    found = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+    print(f"replays to {np.abs(found - replay).max():.1e}; another beginning grows by {growth:.1e}")
+    np.testing.assert_allclose(found, replay, rtol=0, atol=1e-10 * max(scale, growth))
 
 
 def write(folder, result):

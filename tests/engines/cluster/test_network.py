@@ -144,7 +144,6 @@ def test_a_driver_is_killed_and_resumed(network, tmp_path, x64):
 
 
 @pytest.mark.nightly
-@pytest.mark.xfail(strict=False, reason="two of three such runs did not replay, for a reason that is not known yet")
 def test_a_host_with_a_part_of_the_central_variable_is_killed(network, tmp_path, x64):
     """The run ends, and is continued from its checkpoint when the host is back."""
     network.start(1)

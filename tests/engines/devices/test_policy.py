@@ -53,7 +53,7 @@ def test_a_quorum_cannot_be_larger_than_the_run():
 
 
 def test_the_guide_has_a_row_for_every_field():
-    page = (pathlib.Path(gemjax.__file__).parent / "README.md").read_text(encoding="utf-8")
+    page = (pathlib.Path(gemjax.__file__).parent / "runs.md").read_text(encoding="utf-8")
     table = re.search(r"\n## Policies\n.*?\n## ", page, re.DOTALL)[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", table, re.MULTILINE))
     assert rows == {field.name: repr(field.default) for field in dataclasses.fields(Policy)}

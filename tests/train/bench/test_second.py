@@ -7,7 +7,7 @@ import pytest
 from train.bench import bench, second
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_by_hand_is_diloco(tmp_path, monkeypatch):
     for name, value in {"WORKERS": 2, "PERIOD": 3, "ROUNDS": 3, "LENGTH": 8, "WIDTH": 0.25, "ROWS": 64}.items():
         monkeypatch.setattr(second, name, value)

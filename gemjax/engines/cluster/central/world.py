@@ -96,5 +96,5 @@ class World:
     def _lost(self) -> PartLostError:
         return PartLostError(
             f"the central variable, divided over {self._hosts} actors, has lost one of them with its part; continue "
-            "from the last checkpoint with state= and recorded="
+            "from the last checkpoint, with resume=True or with state= and recorded="
         )
