@@ -144,6 +144,9 @@ def test_a_driver_is_killed_and_resumed(network, tmp_path, x64):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    "network", [HEALTH], indirect=True
+)  # Until Ray knows that a host is dead, it places actors there.
 def test_a_host_with_a_part_of_the_central_variable_is_killed(network, tmp_path, x64):
     """The run ends, and is continued from its checkpoint when the host is back."""
     network.start(1)
@@ -155,6 +158,7 @@ def test_a_host_with_a_part_of_the_central_variable_is_killed(network, tmp_path,
             until(process, "done")
     assert process.wait() == 1
     network.start(1)
+    network.await_ray(1)
     with running(network, tmp_path, central_hosts=2) as process:
         until(process, "resumed", 900)
         all_commit(process, until(process, "commits"))
