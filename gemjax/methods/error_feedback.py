@@ -27,7 +27,7 @@ DTYPES = ("bfloat16", "float16", "int8", "int16")
 
 @dataclasses.dataclass(frozen=True)
 class Rounded:
-    """Numbers in another dtype; whole ones are multiples of the largest number of the array over that of the dtype."""
+    """Numbers in another dtype; whole ones count a unit per array, a power of two, so that no product is rounded."""
 
     dtype: str
 
@@ -35,13 +35,17 @@ class Rounded:
         """Return the numbers, and the unit of whole ones."""
         if not self._is_whole:
             return (array.astype(self.dtype),)
-        largest = jnp.max(jnp.abs(array), initial=0) / jnp.iinfo(self.dtype).max
-        unit = jnp.where(largest > 0, largest, 1).astype(array.dtype)
-        return jnp.round(array / unit).astype(self.dtype), unit
+        limits, wide = jnp.iinfo(self.dtype), array.astype(jnp.promote_types(array.dtype, jnp.float32))
+        _, exponent = jnp.frexp(jnp.max(jnp.abs(wide), initial=0))
+        unit = jnp.ldexp(jnp.ones([], wide.dtype), exponent - limits.bits + 1)
+        unit = jnp.maximum(unit, jnp.finfo(wide.dtype).tiny)
+        return jnp.clip(jnp.round(wide / unit), -limits.max, limits.max).astype(self.dtype), unit
 
     def decode(self, sent: tuple[jax.Array, ...], like: Any) -> jax.Array:
         """Return the numbers in their own dtype."""
-        return sent[0].astype(like.dtype) * sent[1] if self._is_whole else sent[0].astype(like.dtype)
+        if not self._is_whole:
+            return sent[0].astype(like.dtype)
+        return (sent[0].astype(sent[1].dtype) * sent[1]).astype(like.dtype)
 
     @property
     def _is_whole(self) -> bool:
@@ -86,8 +90,9 @@ def round_to(dtype: str = "int8") -> optax.GradientTransformationExtraArgs:
 
       a = g + e_w, \quad q = Q(a), \quad e_w \leftarrow a - q
 
-    :math:`Q` rounds to the nearest number of ``dtype``. For integers of :math:`m` at most (127 for ``"int8"``) the numbers of
-    each array are multiples of :math:`\max |a| / m`.
+    :math:`Q` rounds to the nearest number of ``dtype``. For integers of :math:`b` bits the numbers of each array are
+    multiples of its unit, :math:`2^{1 - b}` times the smallest power of two above :math:`\max |a|`; at most
+    :math:`2^{b - 1} - 1` of them. Products with such a unit are exact, so all engines keep the same errors.
 
     Place it in front of all else in a chain inside :func:`gemjax.asynchronous`. :func:`gemjax.run_on_cluster` then lets the
     workers round and sends :math:`q` in ``dtype``; the error stays on the worker's host. Everywhere else it has the same
@@ -110,7 +115,7 @@ def round_to(dtype: str = "int8") -> optax.GradientTransformationExtraArgs:
 
     >>> tx = gemjax.asynchronous(round_to("int8"), num_workers=1)
     >>> state = tx.init(jnp.zeros(2))
-    >>> for _ in range(3):                    # 0.4 is rounded to 0, 1 and 0: the sum of the last two updates is 0.8 + 0.2.
+    >>> for _ in range(3):                    # 0.4, 0.8 and 0.2, with the errors before, are rounded to whole numbers.
     ...     updates, state = tx.update(jnp.array([127.0, 0.4]), state)
     ...     print(updates)
     [127.   0.]
