@@ -183,8 +183,8 @@ def _write_parts(file: IO[bytes], content: str | bytes | Iterable[str]) -> None:
 
 
 def write_picture(path: str | os.PathLike, figure: Figure) -> None:
-    """Write `figure` with :func:`write_whole`, in the format of the name's ending, such as PNG or PDF."""
-    picture, kind = io.BytesIO(), Path(path).suffix[1:]
+    """Write `figure` with :func:`write_whole`, in the format of the name's ending, such as PDF; without an ending as PNG."""
+    picture, kind = io.BytesIO(), Path(path).suffix[1:] or "png"
     # A date in the file would change it each time.
     figure.savefig(picture, format=kind, dpi=200, metadata={"CreationDate": None} if kind == "pdf" else None)
     write_whole(path, picture.getvalue())

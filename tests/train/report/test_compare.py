@@ -32,7 +32,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def test_runs_are_compared_at_the_best_accuracy_that_all_reach(runs, capsys):
-    assert cli.main(["compare", "runs/*", "--out", "both.png", "--html", "both.html"]) == 0
+    assert cli.main(["compare", "runs/*", "--out", "both", "--html", "both.html"]) == 0
     said = capsys.readouterr().out
     assert "80.00 % test accuracy" in said
     cells = [line.replace("│", " ").split() for line in said.splitlines()]
@@ -41,7 +41,7 @@ def test_runs_are_compared_at_the_best_accuracy_that_all_reach(runs, capsys):
     assert rows["two"][1:3] == ["18", "3.5"]  # Three quarters of the way from 50 % after 10 commits to 90 % after 20.
     assert (rows["one"][-1], rows["two"][-1]) == ("gem", "asgd")  # Folders of data decide no result.
     assert "data dir" not in said
-    assert matplotlib.image.imread("both.png").shape[1] > 1000
+    assert matplotlib.image.imread("both", format="png").shape[1] > 1000
     text = (runs / "both.html").read_text(encoding="utf-8")
     assert all(word in text for word in ('<td class="word">one</td>', "data:image/svg+xml"))
 
