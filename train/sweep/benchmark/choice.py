@@ -74,14 +74,12 @@ def table(design: Design, found: Findings) -> list[tuple[str, str, str, str]]:
 
 def later(design: Design, found: Findings) -> list[tuple[str, ...]]:
     """Return the rows below `LATER`, of the settings that are measured at the later target."""
-    late, between = (
-        {_place(one): one for one in choices(design, at)} for at in (found.late(), found.late("mean time"))
-    )
-    return [
-        (*place, choice.advice, _gain(found, choice), late[place].advice, _gain(found.late(), late[place]),
-         between[place].advice, _gain(found.late("mean time"), between[place]))
-        for choice in choices(design, found) if (place := _place(choice)) in late and place in between
-    ]  # fmt: skip
+    columns = [
+        {_place(choice): (choice.advice, _gain(at, choice)) for choice in choices(design, at)}
+        for at in (found, found.late(), found.late("mean time"))
+    ]
+    shared = [place for place in columns[0] if all(place in column for column in columns)]
+    return [(*place, *(cell for column in columns for cell in column[place])) for place in shared]
 
 
 def _place(choice: Choice) -> tuple[str, str]:
