@@ -139,8 +139,8 @@ class Config(Common):
     """Devices per worker, which share each of its batches (`--engine devices`)."""
     address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
     """Running Ray cluster to join, or `auto` to find it (`--engine cluster`); default: a Ray of its own on this host."""
-    min_workers: int = 1
-    """Workers with which a run begins; Ray's later ones join then (`--engine cluster`)."""
+    min_workers: int | None = None
+    """Workers with which a run begins; Ray's later ones join then (`--engine cluster`); default: those that have room."""
     worker_cpus: float = 1.0
     """Cores that Ray reserves per worker (`--engine cluster`)."""
     worker_gpus: float = 0.0

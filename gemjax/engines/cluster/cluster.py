@@ -63,8 +63,8 @@ class Cluster:
 
     Args:
       num_workers: number of workers N, positive.
-      min_workers: number of workers with which a run may begin, from 1 (default) to N. Ray has a minute for the others that the
-        cluster has room for; those that it places later join then, and pull.
+      min_workers: number of workers with which a run begins, from 1 to N; default: those that the cluster has room for, and
+        after a minute those that Ray has placed. The others join when they are placed, and pull then.
       address: ``None`` (default) starts a Ray of its own on this host, which listens on the loopback interface only and has as
         many CPUs as the workers need; ``"auto"``, ``"host:port"`` or ``"ray://host:port"`` joins a running one. If the caller
         has called ``ray.init``, that connection is used and left open.
@@ -88,8 +88,8 @@ class Cluster:
       ConnectionError: on entering, if there is no Ray at ``address``.
 
     Warns:
-      RunWarning: on entering, if fewer than N workers begin; if Ray has not started ``min_workers`` of them after a minute (it
-        goes on waiting); or if no host has room for a group.
+      RunWarning: on entering, if fewer than N workers begin without ``min_workers``; if Ray has not started as many after a
+        minute (it goes on waiting); or if no host has room for a group.
 
     Two runs on the same four actors (not run as a test, because Ray takes seconds to start):
 
@@ -108,7 +108,7 @@ class Cluster:
         self,
         num_workers: int,
         *,
-        min_workers: int = 1,
+        min_workers: int | None = None,
         address: str | None = None,
         num_cpus: float = 1,
         num_gpus: float = 0,
@@ -119,7 +119,8 @@ class Cluster:
         runtime_env: Mapping[str, Any] | None = None,
     ):
         check_num_workers(num_workers)
-        integer("min_workers", min_workers, 1, num_workers)
+        if min_workers is not None:
+            integer("min_workers", min_workers, 1, num_workers)
         for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
             check_at_least(name, value, 0.0)
         if groups is not None:
@@ -308,25 +309,25 @@ class Cluster:
         self._central_actors, self._world = [], None
 
     def _await_enough(self, ray: Any) -> None:
-        """Wait for the actors that the cluster has room for, or with patience for ``min_workers``; warn of the others."""
+        """Wait for ``min_workers`` actors, or with patience for those that the cluster has room for; warn of the others."""
         found = ray.cluster_resources()
         room = min(
             (int(found.get(name, 0) // count) for name, count in self._needed(1).items()), default=self.num_workers
         )
-        expected = min(self.num_workers, max(self.min_workers, room))
+        least, expected = self.min_workers or 1, self.min_workers or max(1, min(self.num_workers, room))
         begun, late = ray.wait(self._pings, num_returns=expected, timeout=PATIENCE, fetch_local=False)
-        if not late:
+        if len(begun) == (self.min_workers or self.num_workers):
             return
         missing = self._missing(found)
         why = f"they need {missing}" if missing else "the cluster is busy, or its hosts cannot import gemjax"
-        if len(begun) >= self.min_workers:
+        if len(begun) >= least:
             words = (
                 f"Ray has started {len(begun)} of {self.num_workers} workers, which begin; the others join when it has"
             )
         else:
             words = f"Ray has not started {len(late)} of {self.num_workers} workers after {PATIENCE:g} s"
         warnings.warn(f"{words}; {why}", RunWarning, stacklevel=3)
-        ray.wait(self._pings, num_returns=self.min_workers, fetch_local=False)
+        ray.wait(self._pings, num_returns=least, fetch_local=False)
 
     @property
     def placed(self) -> list[int]:

@@ -1,6 +1,7 @@
 """Clusters without room for all workers: a run begins with those that Ray has placed, and the others join later."""
 
 import contextlib
+import functools
 import threading
 
 import numpy as np
@@ -40,7 +41,10 @@ def counts(trace):
     return np.bincount(trace.worker, minlength=N)
 
 
-def test_a_run_begins_with_the_workers_that_are_placed_and_the_others_join(full, tmp_path):
+@pytest.mark.parametrize(("room", "enter"), [(2.0, begun), (4.0, functools.partial(gemjax.Cluster, min_workers=2))])
+def test_a_run_begins_with_the_workers_that_are_placed_and_the_others_join(full, tmp_path, room, enter):
+    """With ``min_workers`` it does not wait for those that the cluster has room for."""
+    full.cluster_resources = lambda: {"CPU": room}
     early = []
 
     def callback(progress):
@@ -50,7 +54,7 @@ def test_a_run_begins_with_the_workers_that_are_placed_and_the_others_join(full,
             event.set()
         return bool((counts(trace) > 0).all())
 
-    with begun(N) as cluster, NotedLog(tmp_path / "log") as log:
+    with enter(N) as cluster, NotedLog(tmp_path / "log") as log:
         result = gemjax.run_on_cluster(
             ASGD, *QUADRATIC[:3], 10**6, cluster=cluster, log=log, callback=callback, callback_every=6
         )
