@@ -14,7 +14,7 @@ PyTree = Any
 # What engines report of every commit besides metrics and diagnostics, in a history, an event log or a timeline.
 COLUMNS = {
     "worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped", "dispatched", "began", "ready",
-    "event", "network", "interrupted", "dispatch",
+    "event", "network", "to_host", "wire", "to_device", "interrupted", "dispatch",
 }  # fmt: skip
 
 

@@ -45,7 +45,8 @@ class EventLog:
     dropped) worker and step; ``retire`` (the worker kept raising) worker, step and its last ``error``; ``hang`` (it is silent)
     worker and step; ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` of a callback;
     ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view and of a gradient, a
-    ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was lost.
+    ``commit`` its ``network`` time in seconds and the parts of it, ``to_host``, ``wire`` and ``to_device``, and ``leave`` the
+    ``error`` by which a worker was lost.
 
     One run at a time writes to a file, whatever the number of objects, threads and processes that have opened it.
 

@@ -12,7 +12,7 @@ from gemjax.telemetry.timeline import Recorded, Timeline, timeline
 CENTRAL = 0  # The track of the central variable; worker w has w + 1.
 PROCESS = 1
 COUNTERS = ("loss", "staleness")
-SHOWN = ("step", "pulled_at", "staleness", "loss", "gap", "network")  # Of a gradient.
+SHOWN = ("step", "pulled_at", "staleness", "loss", "gap", "network", "to_host", "wire", "to_device")  # Of a gradient.
 
 
 def chrome_trace(

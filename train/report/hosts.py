@@ -10,7 +10,8 @@ from gemjax.telemetry.verdict import duration
 from train.report import page
 
 DEVICE = re.compile(r":\w+:\d+(\+\w+:\d+)*(#\d+)?$")  # Behind the name of a host.
-HEADER = ("host", "workers", "devices", "commits", "gradient", "network", "network, 95 %", "commit wait", "view wait")
+HEADER = ("host", "workers", "devices", "commits", "gradient", "network", "network, 95 %", "to host", "wire", "to device",
+          "commit wait", "view wait")  # fmt: skip
 
 
 def host_of(device: str) -> str:
@@ -28,7 +29,8 @@ def table(run: Timeline) -> str:
     if not any(hosts):
         return ""
     cycles = run.only("commit", "drop", "reject")
-    times = cycles.get("network", np.full(len(cycles["worker"]), np.nan))
+    unknown = np.full(len(cycles["worker"]), np.nan)
+    times, *parts = (cycles.get(name, unknown) for name in ("network", "to_host", "wire", "to_device"))
     computing = cycles["ready"] - cycles["began"]
     waits = (cycles["time"] - cycles["ready"], cycles["began"] - cycles["dispatch"])
     rows = []
@@ -38,7 +40,7 @@ def table(run: Timeline) -> str:
         rows.append((
             host, len(workers), len({run.devices[worker] for worker in workers}),
             np.count_nonzero(cycles["event"][mine] == "commit"), _median(computing[mine]), _median(times[mine]),
-            _percentile(times[mine]), *(_median(wait[mine]) for wait in waits),
+            _percentile(times[mine]), *(_median(part[mine]) for part in (*parts, *waits)),
         ))  # fmt: skip
     words = ", ".join(f"{readable(size)} per {name.removesuffix('_bytes')}" for name, size in run.sizes.items())
     return page.table(HEADER, rows, (0,)) + (page.paragraph(f"Transferred: {words}.") if words else "")

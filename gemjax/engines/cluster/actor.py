@@ -59,7 +59,9 @@ class Reply(NamedTuple):
     gradient: Any  # Packed, or in pieces of several hosts; ``None`` if the worker was called back.
     local: PyTree  # State of the local optimizer, with keys as integers.
     seconds: float  # In the actor,
-    waited: float  # and of these for data.
+    waited: float  # and of these for data,
+    to_device: float = 0.0  # for copies onto the device before the gradient
+    to_host: float = 0.0  # and off it afterwards.
     error: Any = None  # What the messages have left out; at the driver a reference, as it stays on the worker's host.
 
 
@@ -151,12 +153,13 @@ class Actor:
         if run != self._run:
             raise NotBegunError(self._failure)
         data, selection = self._select(request)
-        waited = time.perf_counter() - began
+        waited = (selected := time.perf_counter()) - began
         data = self._data if data is None else jax.device_put(data, whole(self._place))
-        if isinstance(self._place, tuple):
-            view = arrived(view, self._place)
+        view = arrived(view, self._place) if isinstance(self._place, tuple) else jax.device_put(view, self._place)
         local = keys.as_keys(arrived(local, self._place), self._local) if self._keeps_local else self._local
         own = () if self._part is None else (arrived(dataclasses.replace(self._part, error=Slots(error)), self._place),)
+        jax.block_until_ready((view, local, data, own))
+        to_device = time.perf_counter() - selected
         arguments = view, local, data, selection, event_of(request.worker, request.step)
         interrupted = lambda: self._interrupted >= request.attempt
         if interrupted():  # Before it began.
@@ -169,10 +172,12 @@ class Actor:
             self._memory = None if isinstance(self._place, tuple) else found[0]
         if found is None or interrupted():
             return Reply(None, (), time.perf_counter() - began, waited)
-        packed, local, *after = found
+        packed, local, *after = jax.block_until_ready(found)
+        computed = time.perf_counter()
         local = keys.as_data(local) if self._keeps_local else ()
         sent, local, errors = jax.tree.map(np.asarray, (packed, local, [part.error.value for part in after]))
-        return Reply(sent, local, time.perf_counter() - began, waited, *errors)
+        ended = time.perf_counter()
+        return Reply(sent, local, ended - began, waited, to_device, ended - computed, *errors)
 
     def interrupt(self, run: str, attempt: int) -> None:
         """Let the gradient of an attempt, or an earlier one, end early; called beside it, in another thread."""

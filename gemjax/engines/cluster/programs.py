@@ -36,6 +36,8 @@ from gemjax.protocol.nodes import in_front, with_errors
 from gemjax.protocol.slots import Slots
 
 PyTree = Any
+Times = tuple[float, float]  # time.perf_counter() before and after a copy to host memory.
+MEASURED = ("network", "to_host", "wire", "to_device")  # Seconds per gradient; the first is the sum of the others.
 LARGE = 100 * 1024  # Bytes; Ray sends smaller arguments with the call itself.
 
 
@@ -80,7 +82,7 @@ class ClusterPrograms(CentralPrograms):
       TypeError: if an argument of the run cannot be pickled.
     """
 
-    measures_network = lends_views = True
+    measured, lends_views = MEASURED, True
     largest_packed = 2**16  # Packing copies twice, at each end; an array of its own costs Ray some microseconds.
 
     def __init__(
@@ -182,23 +184,22 @@ class ClusterPrograms(CentralPrograms):
     def send(self, worker: int, packed_view: Packed) -> Packed:
         return packed_view
 
-    def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, float]]:
+    def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, Times]]:
         """Return a function that sends the view, in any thread, for the worker's waiter, as it waits for the commit before.
 
-        It returns the ``ray.ObjectRef`` of a :class:`Reply`, and ``time.perf_counter()`` before the call of the actor.
+        It returns the ``ray.ObjectRef`` of a :class:`Reply`, and the times of the copy of the view.
         """
         view, local = self._views[worker], self._local[worker]
         version, request = self._version, self._next_request(worker)
 
-        def send() -> tuple[Any, float]:
-            view_, local_ = jax.tree.map(np.asarray, (view, keys.as_data(local) if self._keeps_local else ()))
+        def send() -> tuple[Any, Times]:
             actor, error = self.cluster.actors[worker], self._error_of(worker) if self._part is not None else None
-            sent = time.perf_counter()
+            (view_, local_), times = on_host((view, keys.as_data(local) if self._keeps_local else ()))
             outgoing = self._outgoing(view_, version)
             if self._part is None:
-                return actor.gradient.remote(self._run, outgoing, local_, request), sent
+                return actor.gradient.remote(self._run, outgoing, local_, request), times
             call = actor.message.options(num_returns=2)
-            return call.remote(self._run, outgoing, local_, error, request), sent
+            return call.remote(self._run, outgoing, local_, error, request), times
 
         return send
 
@@ -289,11 +290,20 @@ class ClusterPrograms(CentralPrograms):
 
 def receive(in_transfer: list, send: Callable) -> Finished:
     """Send a view and wait for the gradient; raise what :func:`_reply` raises."""
-    reference, sent = send()
+    reference, (began, sent) = send()
     reply = _reply(reference)
     ready = time.perf_counter()
-    network = max(0.0, ready - sent - reply.seconds)
-    return Finished(reply, max(sent, ready - (reply.seconds - reply.waited)), network)
+    to_host, wire = sent - began + reply.to_host, max(0.0, ready - sent - reply.seconds)
+    computing = reply.seconds - reply.waited - reply.to_device - reply.to_host
+    seconds = to_host + wire + reply.to_device, to_host, wire, reply.to_device
+    return Finished(reply, max(began, ready - computing), dict(zip(MEASURED, seconds, strict=True)))
+
+
+def on_host(arrays: PyTree) -> tuple[PyTree, Times]:
+    """Wait for arrays; return them in host memory, and the times of the copy."""
+    jax.block_until_ready(arrays)
+    began = time.perf_counter()
+    return jax.tree.map(np.asarray, arrays), (began, time.perf_counter())
 
 
 def _reply(reference: Any) -> Reply:

@@ -130,8 +130,9 @@ def run_on_cluster(
       compression: old form of :func:`gemjax.rules.round_to` in front of ``tx``; goes with the next release.
 
     Returns:
-      A :class:`gemjax.Result` as of :func:`gemjax.run_on_devices`. ``history["network"]`` has the seconds of each gradient that
-      were spent outside of its actor; ``began``, when its computation began, assumes that all of these precede it.
+      A :class:`gemjax.Result` as of :func:`gemjax.run_on_devices`. ``history["network"]`` has the seconds in which a view and
+      its gradient travelled, the sum of ``to_host``, ``wire`` and ``to_device``; ``began``, when the computation began, assumes
+      that all of these precede it.
 
     Warns:
       RunWarning: as :func:`gemjax.run_on_devices`; and if fewer than N workers begin.

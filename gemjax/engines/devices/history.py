@@ -73,8 +73,8 @@ class RunHistory:
     def begin(self, reported: Mapping[str, np.dtype], measured: Sequence[str] = (), **fields: Any) -> None:
         """Start the clock, in a continued run at the time of its last commit.
 
-        ``reported`` maps the names of a report's numbers to their types in the history; ``measured`` are fields of an arrival
-        to note beside them.
+        ``reported`` maps the names of a report's numbers to their types in the history; ``measured`` names what arrivals
+        have measured.
         """
         self._reported, self._measured = reported, measured
         wide = {"int64": "q", "uint64": "Q"}  # Types whose numbers are not exact in floats of 64 bits.
@@ -126,7 +126,7 @@ class RunHistory:
         of = {"worker": arrival.worker, "step": arrival.step, "draw": draw}
         times = {"time": now, "dispatched": arrival.dispatched, "began": began, "ready": ready}
         pulled_at = self.commits - int(report["staleness"])
-        measured = {name: getattr(arrival, name) for name in self._measured}
+        measured = {name: arrival.measured[name] for name in self._measured}
         for name, value in (of | times | {"pulled_at": pulled_at} | measured | report).items():
             self._columns[name].append(value)
         if applied:

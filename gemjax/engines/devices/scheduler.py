@@ -58,9 +58,7 @@ class Scheduler:
         if self.programs.prefetcher is not None:
             self.programs.prefetcher.on_read(self.waiters.wake)
         with self.members.waking(self.waiters.wake):
-            interrupts = self.policy.interrupt is not None
-            there = {"network": self.programs.measures_network, "interrupted": interrupts}
-            measured = tuple(name for name, measures in there.items() if measures)
+            measured = (*self.programs.measured, *["interrupted"] * (self.policy.interrupt is not None))
             self.history.begin(self.programs.reported, measured, **self.programs.placement.names())
             self.roster = Roster(
                 self.policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
@@ -220,7 +218,8 @@ class Scheduler:
         report = self.programs.commit(worker, gradient)
         now = self.history.now()
         # Without the gradient, so that its memory is freed.
-        arrival = arrival._replace(gradient=None, interrupted=self.roster.interruptions[worker])
+        measured = {**arrival.measured, "interrupted": self.roster.interruptions[worker]}
+        arrival = arrival._replace(gradient=None, measured=measured)
         self.history.pending.append(Pending(arrival, now, draw, report))
         self.roster.committed(worker)
         try:

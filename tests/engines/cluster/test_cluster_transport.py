@@ -3,6 +3,8 @@
 import contextlib
 import sys
 import threading
+import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from engines.problems import (
 )
 
 import gemjax
-from gemjax.engines.cluster import cluster
+from gemjax.engines.cluster import actor, cluster, programs
 
 N = 3
 ASGD = gemjax.asgd(0.05, num_workers=N)
@@ -56,6 +58,43 @@ def test_a_run_replays_and_its_workers_are_named(fake, tmp_path):
     cycles = gemjax.timeline(events).cycles
     np.testing.assert_allclose(cycles["network"], result.history["network"], atol=1e-6)
     assert (cycles["network"] <= cycles["ready"] - cycles["dispatch"] + 2e-6).all()
+
+
+class Slow(types.ModuleType):
+    """A module in which one function takes some seconds of a clock."""
+
+    def __init__(self, module, name, clock):
+        super().__init__(module.__name__)
+        self.module = module
+
+        def slow(*arguments, **options):
+            clock.seconds += 2.0
+            return getattr(module, name)(*arguments, **options)
+
+        setattr(self, name, slow)
+
+    def __getattr__(self, name):
+        return getattr(self.module, name)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "function", "column"),
+    [(actor, "jax", "device_put", "to_device"), (actor, "np", "asarray", "to_host"), (programs, "np", "asarray", "to_host"),
+     (sys.modules, "ray", "get", "wire")],
+)  # fmt: skip
+def test_the_time_of_a_gradient_on_the_network_has_three_parts(fake, monkeypatch, place, name, function, column):
+    """The clock moves only in one function."""
+    clock = types.SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.seconds)
+    replace = monkeypatch.setitem if place is sys.modules else monkeypatch.setattr
+    replace(place, name, Slow(fake if place is sys.modules else getattr(place, name), function, clock))
+    history = gemjax.run_on_cluster(gemjax.asgd(0.05, num_workers=1), *QUADRATIC[:3], 4).history
+    assert (history[column] > 0).all()
+    for other in {"to_host", "wire", "to_device"} - {column}:
+        np.testing.assert_array_equal(history[other], 0.0)
+    np.testing.assert_array_equal(history["network"], history[column])
+    np.testing.assert_allclose(history["began"] - history["dispatched"], history["network"])
+    np.testing.assert_array_equal(history["ready"], history["began"])
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ def folder(tmp_path_factory):
     for event in events:
         if event["event"] == "commit":
             event["network"] = NETWORK * (1 + event["worker"] // 2)  # The second host is farther away.
+            event |= {"to_host": 0.0005, "wire": event["network"] - 0.0015, "to_device": 0.001}
     folder = make_run(tmp_path_factory.mktemp("runs"), events, Config(workers=4, engine="cluster", address="auto"))
     report.write_report(folder)
     return folder
@@ -30,9 +31,9 @@ def test_the_report_has_a_row_per_host(folder):
     text = folder.report.read_text(encoding="utf-8")
     (table,) = re.findall(r"<h2>Hosts</h2>.*?</table>", text, re.DOTALL)
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", table)[1:]]
-    assert [(row[0], row[1], row[2], row[5], row[6], row[7]) for row in rows] == [
-        ("a", "2", "2", "4 ms", "4 ms", "20 ms"),
-        ("&lt;b&gt;", "2", "2", "8 ms", "8 ms", "20 ms"),
+    assert [(*row[:3], *row[5:11]) for row in rows] == [
+        ("a", "2", "2", "4 ms", "4 ms", "500 µs", "2.5 ms", "1 ms", "20 ms"),
+        ("&lt;b&gt;", "2", "2", "8 ms", "8 ms", "500 µs", "6.5 ms", "1 ms", "20 ms"),
     ]
     assert sum(int(row[3]) for row in rows) == 48
     assert "on a Ray cluster" in text

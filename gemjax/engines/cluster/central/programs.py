@@ -1,18 +1,16 @@
 """Commits at a central variable that actors of Ray have."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from gemjax.engines.cluster.actor import Reply
 from gemjax.engines.cluster.central.actor import CentralActor
 from gemjax.engines.cluster.central.driver import SharedCentral
 from gemjax.engines.cluster.central.world import World
 from gemjax.engines.cluster.pieces import Pieces
-from gemjax.engines.cluster.programs import ClusterPrograms, by_value, pickled
+from gemjax.engines.cluster.programs import ClusterPrograms, Times, by_value, on_host, pickled
 from gemjax.engines.devices.hardware.packing import unpacked_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers, packers
 from gemjax.engines.devices.hardware.sharding import devices_of
@@ -59,16 +57,15 @@ class SharedPrograms(ClusterPrograms):
         self._views = list(self.central.first_views())
         super().warm_up()
 
-    def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, float]]:
+    def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, Times]]:
         """Do what :meth:`ClusterPrograms.compute` does; the pieces of the view are in Ray's memory already."""
         view: Pieces = self._views[worker]
         local, request = self._local[worker], self._next_request(worker)
 
-        def send() -> tuple[Any, float]:
-            data = jax.tree.map(np.asarray, keys.as_data(local) if self._keeps_local else ())
-            sent = time.perf_counter()
+        def send() -> tuple[Any, Times]:
+            data, times = on_host(keys.as_data(local) if self._keeps_local else ())
             method = self.cluster.actors[worker].gradient_in_pieces.options(num_returns=1 + len(view.pieces))
-            return method.remote(self._run, data, request, *view.pieces), sent
+            return method.remote(self._run, data, request, *view.pieces), times
 
         return send
 

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -23,8 +23,7 @@ class Arrival(NamedTuple):
     ready: float  # time.perf_counter().
     gradient: Any  # Packed; on the worker's device.
     error: BaseException | None = None
-    network: float | None = None  # Seconds in which it was neither computing nor waiting for data; None on one host.
-    interrupted: int = 0  # Interruptions of its worker since the commit before.
+    measured: Mapping[str, float] = {}  # Columns of the history that the transport or the scheduler knows.
 
 
 class Finished(NamedTuple):
@@ -32,7 +31,7 @@ class Finished(NamedTuple):
 
     gradient: Any
     began: float | None  # As in an arrival.
-    network: float | None = None
+    measured: Mapping[str, float] = {}
 
 
 class WorkerLostError(RuntimeError):
@@ -97,9 +96,9 @@ class Waiters:
             worker, number, step, dispatched, in_transfer, gradient = item
             if self._closed:
                 break
-            error = began = network = None
+            error, began, measured = None, None, {}
             try:
-                gradient, began, network = self._wait_for(in_transfer, gradient)
+                gradient, began, measured = self._wait_for(in_transfer, gradient)
                 if self._gate is not None:
                     change = self._gate(worker, step)
                     if change is not None and gradient is not None:  # None: the worker was called back.
@@ -109,7 +108,7 @@ class Waiters:
             # Reset first: once the worker is queued, the scheduler may dispatch it again.
             self._watched[worker] = False
             ready = time.perf_counter()
-            self._ready.put(Arrival(worker, number, step, dispatched, began, ready, gradient, error, network))
+            self._ready.put(Arrival(worker, number, step, dispatched, began, ready, gradient, error, measured))
             del item, in_transfer, gradient  # So that they are not kept until the next gradient.
 
     def __enter__(self) -> Self:

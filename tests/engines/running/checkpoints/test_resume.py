@@ -14,7 +14,7 @@ from gemjax.engines.running.checkpoints import CheckpointWriteError
 LOSS, PARAMS, BATCHES = testing.quadratic()
 TRACE = arrivals.Gamma(3).trace(60)
 GEM = gemjax.gem(0.05, num_workers=3)
-TIMES = ("time", "dispatched", "began", "ready", "network")
+TIMES = ("time", "dispatched", "began", "ready", "network", "to_host", "wire", "to_device")
 
 
 def evaluate(params, model_state):

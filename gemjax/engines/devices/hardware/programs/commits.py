@@ -47,13 +47,13 @@ class CentralPrograms(abc.ABC):
       prefetcher: prefetches batches that have to be read on this host; ``None`` if there are none.
       reported: names of the numbers of a report, in order, with their dtypes.
       largest_packed: bytes of the largest array that is packed with others.
-      measures_network: True if an arrival has the network time of its gradient.
+      measured: names of what an arrival has measured.
       lends_views: True if arrays of a view may be those of its worker's slot, which the worker's next commit overwrites.
     """
 
     late: Sequence[int] = ()
     prefetcher: Any = None
-    measures_network = False
+    measured: Sequence[str] = ()
     largest_packed = math.inf
     lends_views = False
 
