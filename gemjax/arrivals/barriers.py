@@ -67,15 +67,15 @@ class Barrier(Around):
 
 @dataclasses.dataclass(frozen=True)
 class SemiSynchronous:
-    r"""Workers that take local steps independently and then all meet for an exchange, as in LSGD's released code.
+    """Workers that take local steps independently and then all meet for an exchange, as in LSGD's released code.
 
-    Together the N workers take :math:`N \tau` local steps, each as many as its speed allows. When the last of these steps has
-    been assigned, each worker finishes its current step and joins the exchange. All workers commit there, in the order in
-    which they join, and all pull after the last commit. So no view is older than the previous meeting.
+    Together the N workers take N τ local steps, each as many as its speed allows. When the last of these steps has been
+    assigned, each worker finishes its current step and joins the exchange. All workers commit there, in the order in which they
+    join, and all pull after the last commit. So no view is older than the previous meeting.
 
     Args:
       model: how long one local step takes each worker, any other model of this module.
-      period: :math:`\tau \ge 1`, mean local steps per worker from one meeting to the next.
+      period: τ ≥ 1, mean local steps per worker from one meeting to the next.
 
     Raises:
       ValueError: if ``period`` is not a positive int.

@@ -13,7 +13,7 @@ from gemjax.protocol.trace import Trace
 
 @dataclasses.dataclass(frozen=True)
 class Interrupted(Around):
-    r"""Another model in which a worker whose staleness reaches a limit stops, pulls and begins again.
+    """Another model in which a worker whose staleness reaches a limit stops, pulls and begins again.
 
     Algorithm 2 of Ringmaster ASGD: with :func:`gemjax.asgd`, or with :func:`gemjax.ringmaster`, which then refuses nothing. No
     gradient of a staleness of ``threshold`` or more is ever finished, so slow workers spend their time on gradients that count,
@@ -25,7 +25,7 @@ class Interrupted(Around):
 
     Args:
       model: how long workers compute.
-      threshold: :math:`R \ge 1` in commits, a positive int. With 1 every commit calls back all other workers.
+      threshold: R ≥ 1 in commits, a positive int. With 1 every commit calls back all other workers.
 
     Raises:
       ValueError: if ``threshold`` is not a positive int.

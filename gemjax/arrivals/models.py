@@ -62,16 +62,15 @@ class ConstantSpeeds(Arrivals):
 
 @dataclasses.dataclass(frozen=True)
 class Gamma(Arrivals):
-    r"""Gamma-distributed durations, as DANA simulates clusters.
+    """Gamma-distributed durations, as DANA simulates clusters.
 
-    A gradient of worker w takes :math:`T \sim \Gamma(1/V_b^2,\; \mu_w V_b^2)`: mean :math:`\mu_w`, coefficient of variation
-    :math:`V_b`. On a homogeneous cluster every :math:`\mu_w` is ``mean``; on a heterogeneous one it is drawn once per
-    worker from :math:`\Gamma(1/V_m^2,\; \mathrm{mean} \cdot V_m^2)`.
+    A gradient of worker w takes T ~ Γ(1/V_b², μ_w V_b²): mean μ_w, coefficient of variation V_b. On a homogeneous cluster every
+    μ_w is ``mean``; on a heterogeneous one it is drawn once per worker from Γ(1/V_m², mean · V_m²).
 
     Args:
       num_workers: number of workers N, positive.
-      batch_variation: :math:`V_b > 0`, default 0.1; a number, or one per worker.
-      machine_variation: :math:`V_m \ge 0`; 0 (default) is homogeneous, DANA's heterogeneous cluster has 0.6.
+      batch_variation: V_b > 0, default 0.1; a number, or one per worker.
+      machine_variation: V_m ≥ 0; 0 (default) is homogeneous, DANA's heterogeneous cluster has 0.6.
       mean: mean duration, positive, in any unit of time; default 1.
 
     >>> trace = Gamma(8).trace(10_000)
@@ -160,14 +159,13 @@ class LogNormal(Arrivals):
 
 @dataclasses.dataclass(frozen=True)
 class Pareto(Arrivals):
-    r"""Pareto durations: stragglers of any length, by a power law.
+    """Pareto durations: stragglers of any length, by a power law.
 
-    No gradient takes less than :math:`\mathrm{mean} \cdot (a - 1)/a`. The share that takes more than x falls as
-    :math:`x^{-a}`.
+    No gradient takes less than mean · (a - 1) / a. The share that takes more than x falls as x^(-a).
 
     Args:
       num_workers: number of workers N, positive.
-      shape: :math:`a > 1`; smaller values make longer stragglers; default 2.5. Below 2 the variance is infinite.
+      shape: a > 1; smaller values make longer stragglers; default 2.5. Below 2 the variance is infinite.
       mean: mean duration, positive, in any unit of time; default 1.
 
     >>> int(Pareto(8, shape=1.5).trace(2000).staleness.max()) > 50

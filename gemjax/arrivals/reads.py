@@ -44,20 +44,20 @@ class _Reads(Around):
 
 @dataclasses.dataclass(frozen=True)
 class Sweep(_Reads):
-    r"""Another model in which a worker reads the parameters block after block while others commit.
+    """Another model in which a worker reads the parameters block after block while others commit.
 
     A view is then inconsistent: its later blocks have commits that its first blocks lack, so that it may equal no version of
     the central variable. This is the loop of shared-memory SGD, which reads entry after entry without a lock.
 
-    Block :math:`b` of :math:`B` is read after the share :math:`s \, b / (B - 1)` of the time from pull to commit. A commit is
-    seen whole by a block or not at all.
+    Block b of B is read after the share s b / (B - 1) of the time from pull to commit. A commit is seen whole by a block or not
+    at all.
 
     Reductions: with one block or no span every run is that of ``model``, bit for bit.
 
     Args:
       model: any model with a ``trace``, also one that must be outermost.
-      num_blocks: :math:`B`, a positive int; :func:`gemjax.rules.spread_blocks` says which numbers a block has.
-      span: :math:`s`, from 0 to 1, default 1: the last block is read right before the commit.
+      num_blocks: B, a positive int; :func:`gemjax.rules.spread_blocks` says which numbers a block has.
+      span: s, from 0 to 1, default 1: the last block is read right before the commit.
 
     Raises:
       ValueError: if ``num_blocks`` is not positive or ``span`` not from 0 to 1.
@@ -113,16 +113,15 @@ class Scattered(_Reads):
 
 @dataclasses.dataclass(frozen=True)
 class Adversary(Around):
-    r"""Another model in which worker 0 holds its gradient back until others have made :math:`\tau` commits.
+    """Another model in which worker 0 holds its gradient back until others have made τ commits.
 
-    The schedule of the lower bound of Alistarh et al. On :math:`x^2/2`, with :func:`gemjax.asgd` at rate :math:`\alpha`, the
-    :math:`\tau` fresh commits of another worker and then the old one make :math:`((1 - \alpha)^\tau - \alpha) \, x_0` of
-    :math:`x_0`. For large :math:`\tau` that is :math:`-\alpha x_0`, so the number of commits to a given accuracy is
-    proportional to :math:`\tau`.
+    The schedule of the lower bound of Alistarh et al. On x²/2, with :func:`gemjax.asgd` at rate α, the τ fresh commits of
+    another worker and then the old one make ((1 - α)^τ - α) x_0 of x_0. For large τ that is -α x_0, so the number of commits to
+    a given accuracy is proportional to τ.
 
     Args:
       model: how long workers compute, at least two of them.
-      hold: :math:`\tau \ge 0`, commits of others between the pull and the commit of a held gradient, at least.
+      hold: τ ≥ 0, commits of others between the pull and the commit of a held gradient, at least.
       every: which gradients of worker 0 are held: every k-th, a positive int; default 1, all of them.
 
     Raises:

@@ -16,18 +16,18 @@ DEAN2012LARGE = Paper("inproceedings", "dean2012large", {
 
 
 def asgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
-    r"""Asynchronous SGD: each gradient is applied when it arrives.
+    """Asynchronous SGD: each gradient is applied when it arrives.
 
     The baseline of the field; with one local step per commit it is DOWNPOUR. Staleness is ignored: the gradient was computed at
-    :math:`s = \theta_{t-\tau}` and moves :math:`\theta_t`. The rate must therefore fall as workers are added, and a momentum
-    behind it turns stale steps into divergence.
+    s = θ[t-τ] and moves θ[t]. The rate must therefore fall as workers are added, and a momentum behind it turns stale steps into
+    divergence.
 
-    .. math:: \theta_{t+1} = \theta_t - \eta_t \, g(\theta_{t-\tau})
+        θ[t+1] = θ[t] - η_t g(θ[t-τ])
 
     Reductions: with one worker it is ``optax.sgd``.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
       num_workers: number of workers N, default 1.
 
     Returns:

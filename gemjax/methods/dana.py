@@ -29,18 +29,18 @@ class DanaMomentumState(NamedTuple):
 def dana_momentum(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Give each worker a momentum and shift views by the step that all momenta will take next.
+    """Give each worker a momentum and shift views by the step that all momenta will take next.
 
-    The atom of :func:`gemjax.dana_zero`, :func:`gemjax.dana_dc` and :func:`gemjax.dana_ga`. It turns the gradients of worker
-    :math:`w` into its velocity :math:`v_w`, so it goes before the learning rate in a chain. :func:`gemjax.pull` then returns
-    :math:`\theta - \eta_t \gamma \sum_j v_j`, with the rate of the last commit.
+    The atom of :func:`gemjax.dana_zero`, :func:`gemjax.dana_dc` and :func:`gemjax.dana_ga`. It turns the gradients of worker w
+    into its velocity v_w, so it goes before the learning rate in a chain. :func:`gemjax.pull` then returns θ - η_t γ Σ_j v_j,
+    with the rate of the last commit.
 
     Args:
-      learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets the length of a step.
-      momentum: :math:`\gamma` in [0, 1), default 0.9.
+      learning_rate: η, the rate that the chain applies; here it only sets the length of a step.
+      momentum: γ in [0, 1), default 0.9.
 
     Returns:
-      A transformation that keeps one copy of the parameters per worker (:math:`v_w`) and one centrally (their sum). It works
+      A transformation that keeps one copy of the parameters per worker (v_w) and one centrally (their sum). It works
       inside :func:`gemjax.asynchronous` and offers the diagnostic ``look_ahead``.
 
     Raises:
@@ -71,20 +71,18 @@ def dana_momentum(
 def dana_zero(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DANA-Zero: Nesterov's look-ahead over the momenta of all workers.
+    """DANA-Zero: Nesterov's look-ahead over the momenta of all workers.
 
-    Until worker :math:`w` returns, each other worker ordinarily commits once and moves :math:`\theta` by its momentum. That
-    part is known when :math:`w` pulls, so the worker gets the point to which the momenta will have carried :math:`\theta` by
-    then. Its staleness is then due to the others' gradients alone: the distance between the central variable and the point of a
-    gradient is that of ASGD without momentum.
+    Until worker w returns, each other worker ordinarily commits once and moves θ by its momentum. That part is known when w
+    pulls, so the worker gets the point to which the momenta will have carried θ by then. Its staleness is then due to the
+    others' gradients alone: the distance between the central variable and the point of a gradient is that of ASGD without
+    momentum.
 
-    .. math::
+        v_w ← γ v_w + g(s_w)
+        θ ← θ - η_t v_w
+        s_w ← θ - η_t γ Σ_j v_j
 
-      v_w &\leftarrow \gamma v_w + g(s_w) \\
-      \theta &\leftarrow \theta - \eta_t v_w \\
-      s_w &\leftarrow \theta - \eta_t \gamma \sum_j v_j
-
-    with all :math:`v_j = 0` at the start, :math:`w` the worker that commits and :math:`s_w` its view.
+    with all v_j = 0 at the start, w the worker that commits and s_w its view.
 
     Reductions: with one worker and a constant rate the views are the parameters of
     ``optax.sgd(learning_rate, momentum, nesterov=True)``; at a constant rate the views are those of
@@ -92,14 +90,14 @@ def dana_zero(
     is :func:`gemjax.asgd`.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead uses
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. The look-ahead uses
         the rate of the last commit.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocities do not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. It keeps one copy of the parameters per worker (:math:`v_w`) and one centrally (:math:`\sum_j v_j`).
+      look-ahead. It keeps one copy of the parameters per worker (v_w) and one centrally (Σ_j v_j).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -121,11 +119,11 @@ def dana_zero(
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
     Readings: the text of the paper was not available in full. The order of the steps is that of a simulator that is taken to be
-    the authors'. The momentum steps from :math:`\theta`, and only the view looks ahead.
+    the authors'. The momentum steps from θ, and only the view looks ahead.
 
     Deviations from the paper:
       1. The sum is a running one, as in that code, and its rounding errors stay. Those of ordinary gradients matter in half
-         precision only. One gradient of :math:`10^9` leaves about 100 in a sum of float32 for good, so clip gradients, or use
+         precision only. One gradient of 10^9 leaves about 100 in a sum of float32 for good, so clip gradients, or use
          :func:`gemjax.dana_slim`, which has no sum.
       2. Weight decay is left to the chain.
     """
@@ -136,33 +134,31 @@ def dana_zero(
 def dana_slim(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DANA-Slim: DANA's look-ahead at the central cost of ASGD.
+    """DANA-Slim: DANA's look-ahead at the central cost of ASGD.
 
-    The central variable is the look-ahead point :math:`\Theta = \theta - \eta\gamma\sum_j v_j` of :func:`gemjax.dana_zero`
-    instead of :math:`\theta`. A commit then only adds a vector that the worker can compute from its own momentum.
+    The central variable is the look-ahead point Θ = θ - ηγ Σ_j v_j of :func:`gemjax.dana_zero` instead of θ. A commit then only
+    adds a vector that the worker can compute from its own momentum.
 
-    .. math::
+        v_w ← γ v_w + g(Θ[t-τ])
+        Θ ← Θ - η_t (γ v_w + g(Θ[t-τ]))
 
-      v_w &\leftarrow \gamma v_w + g(\Theta_{t-\tau}) \\
-      \Theta &\leftarrow \Theta - \eta_t (\gamma v_w + g(\Theta_{t-\tau}))
+    with v_w = 0 at the start and w the worker that commits.
 
-    with :math:`v_w = 0` at the start and :math:`w` the worker that commits.
-
-    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum, nesterov=True)``; at a constant rate :math:`\Theta`
-    is the view of :func:`gemjax.dana_zero`, commit by commit; at ``momentum=0`` it is :func:`gemjax.asgd`. It consists of
+    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum, nesterov=True)``; at a constant rate Θ is the view of
+    :func:`gemjax.dana_zero`, commit by commit; at ``momentum=0`` it is :func:`gemjax.asgd`. It consists of
     ``per_worker(optax.trace(momentum, nesterov=True))`` in front of the learning rate.
 
-    When the rate changes from :math:`\eta` to :math:`\eta'` the two methods diverge, because :math:`\Theta` still contains the
-    old rate; adding :math:`(\eta - \eta')\gamma\sum_j v_j` to the central variable at that moment makes them equal again.
+    When the rate changes from η to η' the two methods diverge, because Θ still contains the old rate; adding (η - η')γ Σ_j v_j
+    to the central variable at that moment makes them equal again.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
+      momentum: γ in [0, 1), default 0.9. The velocities do not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
-      worker (:math:`v_w`) and none centrally.
+      worker (v_w) and none centrally.
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -193,34 +189,32 @@ def dana_slim(
 def dana_dc(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1, *, strength: float = 2.0
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DANA-DC: DANA-Zero on gradients that are first corrected to the present.
+    """DANA-DC: DANA-Zero on gradients that are first corrected to the present.
 
     The look-ahead predicts the others' momenta, but not their gradients. The first-order compensation of :func:`gemjax.dc_asgd`
-    corrects for the remaining distance, from the worker's view to :math:`\theta`.
+    corrects for the remaining distance, from the worker's view to θ.
 
-    .. math::
+        g̃ = g + λ g ⊙ g ⊙ (θ - s_w)   with g = g(s_w)
+        v_w ← γ v_w + g̃
+        θ ← θ - η_t v_w
+        s_w ← θ - η_t γ Σ_j v_j
 
-      \tilde g &= g + \lambda \, g \odot g \odot (\theta - s_w), \quad g = g(s_w) \\
-      v_w &\leftarrow \gamma v_w + \tilde g \\
-      \theta &\leftarrow \theta - \eta_t v_w \\
-      s_w &\leftarrow \theta - \eta_t \gamma \sum_j v_j
-
-    with all :math:`v_j = 0` at the start, :math:`w` the worker that commits and :math:`s_w` its view.
+    with all v_j = 0 at the start, w the worker that commits and s_w its view.
 
     Reductions: at ``strength=0`` it is :func:`gemjax.dana_zero`; at ``momentum=0`` it is :func:`gemjax.dc_asgd` with the
     same ``strength``.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead uses
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. The look-ahead uses
         the rate of the last commit.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocities do not carry the learning rate.
       num_workers: number of workers N, default 1.
-      strength: :math:`\lambda \ge 0`, default 2 as in the code that is taken to be the authors'.
+      strength: λ ≥ 0, default 2 as in the code that is taken to be the authors'.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. It keeps two copies of the parameters per worker (:math:`v_w`, :math:`s_w`) and one centrally
-      (:math:`\sum_j v_j`).
+      look-ahead. It keeps two copies of the parameters per worker (v_w, s_w) and one centrally
+      (Σ_j v_j).
 
     Raises:
       ValueError: if ``learning_rate`` or ``strength`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not
@@ -237,8 +231,8 @@ def dana_dc(
       Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
-    Readings: those of :func:`gemjax.dana_zero`. In the compensation :math:`\theta` is the central variable and not its
-    look-ahead, and :math:`\lambda` is constant. With one worker the look-ahead itself is therefore compensated.
+    Readings: those of :func:`gemjax.dana_zero`. In the compensation θ is the central variable and not its look-ahead, and λ is
+    constant. With one worker the look-ahead itself is therefore compensated.
 
     Deviations from the paper:
       1. The sum is a running one; see :func:`gemjax.dana_zero`.

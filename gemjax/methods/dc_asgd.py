@@ -109,36 +109,33 @@ def dc_asgd(
     decay: float = 0.95,
     eps: float = 1e-7,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Delay-compensated asynchronous SGD: a stale gradient is corrected to the present by its Taylor expansion.
+    """Delay-compensated asynchronous SGD: a stale gradient is corrected to the present by its Taylor expansion.
 
-    The gradient of worker :math:`w` was computed at its view :math:`s_w`; the present gradient differs from it by the Hessian
-    times :math:`\theta - s_w`. The Hessian is replaced by :math:`\lambda` times the diagonal of :math:`g g^\top`, which costs
-    nothing to compute.
+    The gradient of worker w was computed at its view s_w; the present gradient differs from it by the Hessian times θ - s_w.
+    The Hessian is replaced by λ times the diagonal of g gᵀ, which costs nothing to compute.
 
-    .. math::
+        MS_w ← m MS_w + (1 - m) g ⊙ g
+        λ_t = λ                  (constant)
+        λ_t = λ / √(MS_w + ε)    (adaptive)
+        θ ← θ - η_t (g + λ_t ⊙ g ⊙ g ⊙ (θ - s_w))
 
-      \mathrm{MS}_w &\leftarrow m \, \mathrm{MS}_w + (1 - m) \, g \odot g \\
-      \lambda_t &= \lambda \;\text{(constant)} \quad\text{or}\quad \lambda / \sqrt{\mathrm{MS}_w + \varepsilon} \;
-        \text{(adaptive)} \\
-      \theta &\leftarrow \theta - \eta_t \left(g + \lambda_t \odot g \odot g \odot (\theta - s_w)\right)
-
-    all elementwise, with :math:`w` the worker that commits, :math:`\mathrm{MS}_w = 0` at the start and :math:`g = g(s_w)`.
+    all elementwise, with w the worker that commits, MS_w = 0 at the start and g = g(s_w).
 
     Reductions: at ``strength=0`` it is :func:`gemjax.asgd`; with one worker, nothing stale, it is ``optax.sgd``.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
       num_workers: number of workers N, default 1.
       variant: ``"constant"`` (default, the paper's DC-ASGD-c) or ``"adaptive"`` (DC-ASGD-a).
-      strength: :math:`\lambda \ge 0`; ``None`` (default) is 0.04 in the constant and 2 in the adaptive variant, the authors'
+      strength: λ ≥ 0; ``None`` (default) is 0.04 in the constant and 2 in the adaptive variant, the authors'
         values for CIFAR-10. The constant variant depends on the scale of the loss: in a coordinate where
-        :math:`\lambda |g|\,|\theta - s|` is above 1, the compensation outweighs the gradient.
-      decay: :math:`m` in [0, 1), default 0.95 (adaptive only; the authors take 0 for ImageNet).
-      eps: :math:`\varepsilon \ge 0`, default 1e-7 (adaptive only).
+        λ |g| |θ - s| is above 1, the compensation outweighs the gradient.
+      decay: m in [0, 1), default 0.95 (adaptive only; the authors take 0 for ImageNet).
+      eps: ε ≥ 0, default 1e-7 (adaptive only).
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
-      worker (:math:`s_w`), in the adaptive variant two (:math:`\mathrm{MS}_w`), and none centrally.
+      worker (s_w), in the adaptive variant two (MS_w), and none centrally.
 
     Raises:
       ValueError: if ``learning_rate``, ``strength`` or ``eps`` is negative, ``decay`` outside [0, 1), ``variant`` unknown or
@@ -159,13 +156,13 @@ def dc_asgd(
       Zheng et al., `Asynchronous Stochastic Gradient Descent with Delay Compensation
       <https://arxiv.org/abs/1609.08326>`_, 2017
 
-    Readings: :math:`\mathrm{MS}` is kept per worker, as in the authors' code; the paper's pseudo-code can be read as one for
-    all workers. The square root in :math:`\lambda_t` is also that of the code; some write-ups omit it.
+    Readings: MS is kept per worker, as in the authors' code; the paper's pseudo-code can be read as one for all workers. The
+    square root in λ_t is also that of the code; some write-ups omit it.
 
     Deviations from the paper:
       1. The first gradient of a worker is compared with the initial parameters. The authors' code compares it with zeros and so
         compensates for a distance that the central variable has not moved.
-      2. :math:`\mathrm{MS}` is kept in float32 where the parameters are narrower.
+      2. MS is kept in float32 where the parameters are narrower.
     """
     check_learning_rate(learning_rate)
     atom = compensate_delay(strength, variant, decay, eps)

@@ -61,7 +61,7 @@ class MergeQuorumState(NamedTuple):
 def merge_quorum(
     inner: optax.GradientTransformation, count: int, *, merge: str = "radial", tokens: Sequence[float] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Apply ``inner`` to the merge of every ``count`` displacements, weighted by the work behind them.
+    """Apply ``inner`` to the merge of every ``count`` displacements, weighted by the work behind them.
 
     The atom of :func:`gemjax.decoupled_diloco`, whose docstring explains the mathematics. It goes before the learning rate in a
     chain; between two steps its output is zero and ``inner`` is not called.
@@ -71,7 +71,7 @@ def merge_quorum(
 
     Args:
       inner: any optax transformation, such as ``optax.trace(0.9, nesterov=True)``.
-      count: :math:`K`, displacements per step, a positive int.
+      count: K, displacements per step, a positive int.
       merge: as in :func:`gemjax.decoupled_diloco`.
       tokens: as in :func:`gemjax.decoupled_diloco`.
 
@@ -178,37 +178,36 @@ def decoupled_diloco(
     delay: int = 0,
     every: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Decoupled DiLoCo: an outer step per fragment as soon as a quorum of displacements has arrived.
+    """Decoupled DiLoCo: an outer step per fragment as soon as a quorum of displacements has arrived.
 
-    No worker waits for a slow or lost one: the first :math:`K` displacements of a fragment make a step. Slow workers then have
-    made fewer steps than fast ones, so each counts by its work. The mean of displacements in different directions is short; the
+    No worker waits for a slow or lost one: the first K displacements of a fragment make a step. Slow workers then have made
+    fewer steps than fast ones, so each counts by its work. The mean of displacements in different directions is short; the
     radial merge takes the mean of the directions and the mean of the lengths apart, so that steps keep their length however
     many workers disagree.
 
-    .. math::
+        ρ_j = (c_j² / τ_j) / Σ_i (c_i² / τ_i)
+        r = Σ_j ρ_j ‖Δ_j‖,   d = Σ_j ρ_j Δ_j / ‖Δ_j‖
+        Δ̄ = r d / ‖d‖     (radial)
+        Δ̄ = Σ_j ρ_j Δ_j   (mean)
+        v ← γ v + Δ̄
+        θ ← θ - η_t (Δ̄ + γ v)
 
-      \rho_j &= \frac{c_j^2 / \tau_j}{\sum_i c_i^2 / \tau_i}, \quad r = \sum_j \rho_j \|\Delta_j\|,
-        \quad d = \sum_j \rho_j \Delta_j / \|\Delta_j\| \\
-      \bar\Delta &= r \, d / \|d\| \quad \text{(radial)} \quad \text{or} \quad \sum_j \rho_j \Delta_j \quad \text{(mean)} \\
-      v &\leftarrow \gamma v + \bar\Delta \\
-      \theta &\leftarrow \theta - \eta_t \left(\bar\Delta + \gamma v\right)
-
-    at every K-th commit of a fragment, for each of its tensors, with :math:`v = 0` at the start, :math:`\Delta_j` the K
-    displacements since the last step, :math:`\tau_j` the local steps that each took since its worker pulled the fragment, and
-    :math:`c_j` the tokens it processed in those steps. Tensors whose directions cancel out do not move.
+    at every K-th commit of a fragment, for each of its tensors, with v = 0 at the start, Δ_j the K displacements since the last
+    step, τ_j the local steps that each took since its worker pulled the fragment, and c_j the tokens it processed in those
+    steps. Tensors whose directions cancel out do not move.
 
     Reductions: with ``merge="mean"``, ``buffer_size=num_workers`` and equal numbers of steps and tokens it is
     :func:`gemjax.streaming_diloco`; with one fragment, too, :func:`gemjax.diloco`.
 
     Args:
-      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable (K
+      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable (K
         per fragment and outer step); default 0.7. The local optimizer has its own rate.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      buffer_size: :math:`K`, the quorum: commits per step of a fragment, a positive int; ``None`` (default) is N.
+      buffer_size: K, the quorum: commits per step of a fragment, a positive int; ``None`` (default) is N.
       merge: ``"radial"`` (default) or ``"mean"``, as above.
-      tokens: tokens (or examples) per local step, one positive number per worker, so :math:`c_j` is that times :math:`\tau_j`;
-        ``None`` (default): the same for all workers, whose weights are then :math:`\tau_j`.
+      tokens: tokens (or examples) per local step, one positive number per worker, so c_j is that times τ_j;
+        ``None`` (default): the same for all workers, whose weights are then τ_j.
       fragments: the fragments, as in :func:`gemjax.rules.by_fragment`: their number (default 4), prefixes of paths, or a
         function.
       keep: share of its own parameters that a worker keeps at a pull, in [0, 1], default 0.
@@ -218,7 +217,7 @@ def decoupled_diloco(
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w, local_steps=tau)``;
       :func:`gemjax.pull` returns the worker's parameters. It keeps two copies of the parameters per worker and two centrally
-      (:math:`v`, the merge so far), and offers the diagnostic ``exchanged``, as :func:`gemjax.streaming_diloco`.
+      (v, the merge so far), and offers the diagnostic ``exchanged``, as :func:`gemjax.streaming_diloco`.
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``keep`` outside [0, 1], ``num_workers``,

@@ -28,20 +28,20 @@ PAPERS = {
 def delay_adaptive(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Delay-adaptive asynchronous SGD: a gradient more than N commits old is damped.
+    """Delay-adaptive asynchronous SGD: a gradient more than N commits old is damped.
 
     With N equal workers the ordinary staleness is N - 1, and the rate was chosen for it. Only stragglers are damped, in
     proportion to their staleness. The safe rate then depends on the number of workers and no longer on the slowest one.
 
-    .. math:: \theta_{t+1} = \theta_t - \eta_t \, \frac{n}{\max(n, \tau)} \, g(\theta_{t-\tau})
+        θ[t+1] = θ[t] - η_t (n / max(n, τ)) g(θ[t-τ])
 
-    Reductions: where :math:`\tau \le n`, so with equal workers in turn, it is :func:`gemjax.asgd`; at ``threshold=1`` it is
+    Reductions: where τ ≤ n, so with equal workers in turn, it is :func:`gemjax.asgd`; at ``threshold=1`` it is
     :func:`gemjax.staleness_aware`. It consists of :func:`gemjax.rules.scale_by_staleness` in front of the learning rate.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
       num_workers: number of workers N, default 1.
-      threshold: :math:`n \ge 1`, the largest staleness, in commits, at which a gradient counts in full; ``None`` (default) is
+      threshold: n ≥ 1, the largest staleness, in commits, at which a gradient counts in full; ``None`` (default) is
         N.
 
     Returns:
@@ -65,8 +65,8 @@ def delay_adaptive(
         <https://arxiv.org/abs/2206.08307>`_, 2022
 
     Deviations from the papers:
-      1. The rate is :math:`\eta n/\max(n, \tau)`, the form in later comparisons. The papers state rates with the smoothness
-        constant, such as :math:`\min(1/(4Ln), 1/(4L\tau))`, which is the same number for :math:`\eta = 1/(4Ln)`.
+      1. The rate is η n/max(n, τ), the form in later comparisons. The papers state rates with the smoothness
+        constant, such as min(1/(4Ln), 1/(4Lτ)), which is the same number for η = 1/(4Ln).
       2. The second paper also allows stale gradients to be skipped. Here none is skipped.
     """
     check_learning_rate(learning_rate)

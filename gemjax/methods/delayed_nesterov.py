@@ -100,37 +100,37 @@ def delayed_nesterov(
     buffer_size: int | None = None,
     spread: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Delayed Nesterov: each displacement acts at once, and the momentum changes once per round.
+    """Delayed Nesterov: each displacement acts at once, and the momentum changes once per round.
 
     Workers run local steps and commit their displacements. A Nesterov momentum that takes in each displacement on arrival
-    carries each stale displacement into later steps. Here the momentum takes in the mean of :math:`K` displacements, and
-    the commits before the last of a round are plain steps. The :math:`K` steps of a round together are one Nesterov step.
+    carries each stale displacement into later steps. Here the momentum takes in the mean of K displacements, and the commits
+    before the last of a round are plain steps. The K steps of a round together are one Nesterov step.
 
-    .. math::
+        D ← D + Δ,   k ← k + 1
+        if k < K:
+            θ ← θ - η_t (c γ v + Δ / K)
+        if k = K:
+            v ← γ v + D / K
+            θ ← θ - η_t ((1 - c K + c) γ v + Δ / K),   D, k ← 0
 
-      D &\leftarrow D + \Delta, \quad k \leftarrow k + 1 \\
-      k < K: \quad \theta &\leftarrow \theta - \eta_t \left(c \gamma v + \Delta / K\right) \\
-      k = K: \quad v &\leftarrow \gamma v + D / K \\
-      \theta &\leftarrow \theta - \eta_t \left((1 - cK + c) \gamma v + \Delta / K\right), \quad D, k \leftarrow 0
+    with v = D = 0 and k = 0 at the start, shared by all workers, and Δ = s_w - x_w the displacement of the worker w that
+    commits, from its view s_w to the point x_w after its local steps.
 
-    with :math:`v = D = 0` and :math:`k = 0` at the start, shared by all workers, and :math:`\Delta = s_w - x_w` the
-    displacement of the worker :math:`w` that commits, from its view :math:`s_w` to the point :math:`x_w` after its local steps.
-
-    Reductions: at ``spread=0`` and a constant rate the updates of :math:`K` commits sum to one update of
-    ``optax.sgd(learning_rate, momentum, nesterov=True)`` by the mean displacement; at ``buffer_size=1`` each commit is such an
-    update; at ``momentum=0`` it is :func:`gemjax.asgd` at ``learning_rate / buffer_size``.
+    Reductions: at ``spread=0`` and a constant rate the updates of K commits sum to one update of ``optax.sgd(learning_rate,
+    momentum, nesterov=True)`` by the mean displacement; at ``buffer_size=1`` each commit is such an update; at ``momentum=0``
+    it is :func:`gemjax.asgd` at ``learning_rate / buffer_size``.
 
     Args:
-      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable;
+      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable;
         default 0.07. The local optimizer has its own rate.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      buffer_size: :math:`K`, commits per round, a positive int; ``None`` (default) is N.
-      spread: :math:`c` in [0, 1/K], the share of the momentum in each commit before the last of a round; default 0.
+      buffer_size: K, commits per round, a positive int; ``None`` (default) is N.
+      spread: c in [0, 1/K], the share of the momentum in each commit before the last of a round; default 0.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps no copy of the
-      parameters per worker and two centrally (:math:`v`, :math:`D`).
+      parameters per worker and two centrally (v, D).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``num_workers`` or ``buffer_size`` not
@@ -156,7 +156,7 @@ def delayed_nesterov(
 
     Deviations from the paper:
       1. Commits that arrive close together are not merged into one (the grace period of the paper); an engine can do that.
-      2. :math:`D` is kept in float32 where the parameters are narrower.
+      2. D is kept in float32 where the parameters are narrower.
     """
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)
@@ -165,16 +165,14 @@ def delayed_nesterov(
 
 
 def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> tuple[int, ...]:
-    r"""Return the local steps of each worker so that all workers finish at about the same time (dynamic local updates).
+    """Return the local steps of each worker so that all workers finish at about the same time (dynamic local updates).
 
-    .. math::
-
-      H_w = \max\left(H_{\min}, \lfloor H \, u_w / \max_j u_j \rfloor\right)
+        H_w = max(H_min, ⌊H u_w / max_j u_j⌋)
 
     Args:
-      period: :math:`H`, the local steps of the fastest worker, a positive int.
-      speeds: :math:`u_w`, local steps per unit of time, one positive number per worker (a rate, not a duration).
-      minimum: :math:`H_{\min}`, the fewest local steps of a worker, from 1 to ``period``; default 1.
+      period: H, the local steps of the fastest worker, a positive int.
+      speeds: u_w, local steps per unit of time, one positive number per worker (a rate, not a duration).
+      minimum: H_min, the fewest local steps of a worker, from 1 to ``period``; default 1.
 
     Returns:
       A tuple of N ints, the local steps of each worker.

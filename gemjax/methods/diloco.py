@@ -33,7 +33,7 @@ def diloco(
     *,
     nesterov: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DiLoCo: one Nesterov step by the mean displacement of N commits.
+    """DiLoCo: one Nesterov step by the mean displacement of N commits.
 
     Workers run hundreds of local steps and commit their displacements. The mean of N displacements is the gradient of one
     central step; the commits in between change nothing. All workers wait for each other and pull after the N-th commit: with
@@ -41,31 +41,29 @@ def diloco(
     If workers do not wait, it is the buffered form: any N commits make a step, also of views that differ, and a worker that
     pulls in between gets the central variable of the last step.
 
-    .. math::
+        Δ̄ = (1/N) Σ_j Δ_j   over the N displacements
+        v ← γ v + Δ̄
+        θ ← θ - η_t (Δ̄ + γ v)
 
-      \bar\Delta &= \frac{1}{N} \sum_{j=1}^{N} \Delta_j \\
-      v &\leftarrow \gamma v + \bar\Delta \\
-      \theta &\leftarrow \theta - \eta_t \left(\bar\Delta + \gamma v\right)
-
-    at every N-th commit, with :math:`v = 0` at the start and :math:`\Delta_1, \dots, \Delta_N` the displacements committed
-    since the last step, from the worker's view to the point after its local steps.
+    at every N-th commit, with v = 0 at the start and Δ_1, …, Δ_N the displacements committed since the last step, from the
+    worker's view to the point after its local steps.
 
     Reductions: at a constant rate it is ``optax.MultiSteps`` of ``optax.sgd(learning_rate, momentum, nesterov=True)`` over N
     commits inside :func:`gemjax.asynchronous`; with one worker it is that optimizer itself. :func:`gemjax.delayed_nesterov` at
     ``spread=0`` has the same central variable after every N commits of the same displacements. With ``nesterov=False`` it is
-    SlowMo (with its barrier, over local SGD of a constant rate :math:`\gamma_l`): the velocity of SlowMo is
-    :math:`v / \gamma_l` and its slow rate is ``learning_rate``.
+    SlowMo (with its barrier, over local SGD of a constant rate γ_l): the velocity of SlowMo is v / γ_l and its slow rate is
+    ``learning_rate``.
 
     Args:
-      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable (N
+      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable (N
         per outer step, which has the rate of its last commit); default 0.7. The local optimizer has its own rate.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      nesterov: ``True`` (default), or ``False`` for heavy-ball momentum, :math:`\theta \leftarrow \theta - \eta_t v`.
+      nesterov: ``True`` (default), or ``False`` for heavy-ball momentum, θ ← θ - η_t v.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps no copy of the
-      parameters per worker and two centrally (:math:`v`, :math:`\bar\Delta`).
+      parameters per worker and two centrally (v, Δ̄).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``nesterov`` no bool or ``num_workers`` not

@@ -22,26 +22,24 @@ PAPERS = {"scale_by_local_steps": (HERMANS2017ACCUMULATED,)}
 def downpour(
     learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DOWNPOUR: the central variable moves by each displacement in full.
+    """DOWNPOUR: the central variable moves by each displacement in full.
 
-    A worker pulls :math:`\theta`, takes :math:`\tau` steps of its own optimizer and pushes the sum of its updates. It
-    communicates once per :math:`\tau` steps. By the time of its push the other workers have moved the central variable by about
-    :math:`\tau` steps each. Nothing compensates for that, so the rule suits short periods and few workers.
+    A worker pulls θ, takes τ steps of its own optimizer and pushes the sum of its updates. It communicates once per τ steps. By
+    the time of its push the other workers have moved the central variable by about τ steps each. Nothing compensates for that,
+    so the rule suits short periods and few workers.
 
-    .. math::
+        Δ_w = s_w - x_w,   x_w = the point after τ local steps from s_w
+        θ ← θ - η_t Δ_w
+        s_w ← θ
 
-      \Delta_w &= s_w - x_w, \quad x_w = \text{the point after } \tau \text{ local steps from } s_w \\
-      \theta &\leftarrow \theta - \eta_t \Delta_w \\
-      s_w &\leftarrow \theta
-
-    with :math:`w` the worker that commits. Run it with ``local=gemjax.LocalSteps(optax.sgd(rate), period)``, whose displacement
-    is :math:`\Delta_w`; a momentum is that optimizer's and stays with the worker.
+    with w the worker that commits. Run it with ``local=gemjax.LocalSteps(optax.sgd(rate), period)``, whose displacement is Δ_w;
+    a momentum is that optimizer's and stays with the worker.
 
     Reductions: with ``LocalSteps(optax.sgd(rate), period=1)`` it is ``gemjax.asgd(rate)``; with one worker it is its local
     optimizer. The variant with a momentum at the central variable (MDOWNPOUR) is :func:`gemjax.nag_asgd`.
 
     Args:
-      learning_rate: :math:`\eta`, the share of a displacement that is applied, a non-negative float or a schedule over commits
+      learning_rate: η, the share of a displacement that is applied, a non-negative float or a schedule over commits
         of the central variable; default 1, as published. The local optimizer has the rate of the steps.
       num_workers: number of workers N, default 1.
 
@@ -97,24 +95,23 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
 
 
 def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
-    r"""Accumulated gradient normalisation: a displacement counts as one step, whatever the number of local steps.
+    """Accumulated gradient normalisation: a displacement counts as one step, whatever the number of local steps.
 
     As :func:`gemjax.downpour`, but the worker pushes the mean of its local steps instead of their sum: the direction is that of
-    :math:`\tau` steps, the length that of one. Longer periods then save communication and smooth the direction without large
-    jumps of the central variable; the progress per gradient is :math:`\tau` times smaller.
+    τ steps, the length that of one. Longer periods then save communication and smooth the direction without large jumps of the
+    central variable; the progress per gradient is τ times smaller.
 
-    .. math::
+        Δ_w = s_w - x_w
+        θ ← θ - η_t Δ_w / τ_w
+        s_w ← θ
 
-      \theta &\leftarrow \theta - \eta_t \frac{\Delta_w}{\tau_w}, \quad \Delta_w = s_w - x_w \\
-      s_w &\leftarrow \theta
-
-    with :math:`x_w` the point after :math:`\tau_w` local steps from :math:`s_w`, and :math:`w` the worker that commits.
+    with x_w the point after τ_w local steps from s_w, and w the worker that commits.
 
     Reductions: with ``period=1`` it is :func:`gemjax.downpour`; for any fixed period it is :func:`gemjax.downpour` at
     ``learning_rate=1/period``.
 
     Args:
-      learning_rate: :math:`\eta`, the share of a displacement that is applied, a non-negative float or a schedule over commits
+      learning_rate: η, the share of a displacement that is applied, a non-negative float or a schedule over commits
         of the central variable; default 1, as published.
       num_workers: number of workers N, default 1.
 

@@ -29,16 +29,16 @@ class ElasticState(NamedTuple):
 
 
 def average_elastically(strength: float) -> optax.GradientTransformationExtraArgs:
-    r"""Pull a worker's position and the central variable towards each other.
+    """Pull a worker's position and the central variable towards each other.
 
     The atom of :func:`gemjax.easgd` and :func:`gemjax.eamsgd`, whose docstrings explain the mathematics. It takes its input for
     the worker's displacement and goes last in a chain, without a learning rate behind it.
 
     Args:
-      strength: :math:`\alpha` in [0, 1].
+      strength: α in [0, 1].
 
     Returns:
-      A transformation that keeps one copy of the parameters per worker (:math:`x_w`), which :func:`gemjax.pull` returns. It
+      A transformation that keeps one copy of the parameters per worker (x_w), which :func:`gemjax.pull` returns. It
       needs ``params`` and works inside :func:`gemjax.asynchronous`.
 
     Raises:
@@ -63,36 +63,33 @@ def average_elastically(strength: float) -> optax.GradientTransformationExtraArg
 def easgd(
     learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1, *, strength: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Elastic averaging SGD: each worker explores from its own position, coupled elastically to the central variable.
+    """Elastic averaging SGD: each worker explores from its own position, coupled elastically to the central variable.
 
-    Workers are not reset to the central variable. At a commit, after :math:`\tau` local steps, the worker and the central
-    variable move towards each other by the same vector. The weaker the coupling, the farther workers explore and the less a
-    stale worker can harm the central variable, which is an average of the workers over time.
+    Workers are not reset to the central variable. At a commit, after τ local steps, the worker and the central variable move
+    towards each other by the same vector. The weaker the coupling, the farther workers explore and the less a stale worker can
+    harm the central variable, which is an average of the workers over time.
 
-    .. math::
+        x_w ← x_w - η_t Δ_w
+        e = α (x_w - θ)
+        x_w ← x_w - e
+        θ ← θ + e
 
-      x_w &\leftarrow x_w - \eta_t \Delta_w \\
-      e &= \alpha (x_w - \theta) \\
-      x_w &\leftarrow x_w - e \\
-      \theta &\leftarrow \theta + e
-
-    with :math:`w` the worker that commits, all :math:`x_w` equal to the central variable :math:`\theta` at the start, and
-    :math:`\Delta_w` the displacement by its local optimizer since its last commit. Run it with
-    ``local=gemjax.LocalSteps(optax.sgd(rate), period)``. For EAMSGD with longer periods use ``optax.sgd(rate, momentum,
-    nesterov=True)`` there.
+    with w the worker that commits, all x_w equal to the central variable θ at the start, and Δ_w the displacement by its local
+    optimizer since its last commit. Run it with ``local=gemjax.LocalSteps(optax.sgd(rate), period)``. For EAMSGD with longer
+    periods use ``optax.sgd(rate, momentum, nesterov=True)`` there.
 
     Reductions: at ``strength=0`` workers train alone and the central variable stays; at ``strength=1`` a worker and the central
     variable exchange their positions; with ``period=1`` and momentum it is :func:`gemjax.eamsgd`.
 
     Args:
-      learning_rate: :math:`\eta`, scales displacements, a non-negative float or a schedule over commits of the central
+      learning_rate: η, scales displacements, a non-negative float or a schedule over commits of the central
         variable; default 1. The local optimizer has the rate of the steps.
       num_workers: number of workers N, default 1.
-      strength: :math:`\alpha` in [0, 1]; ``None`` (default) is :math:`0.9/N`, the published :math:`\beta/p`.
+      strength: α in [0, 1]; ``None`` (default) is 0.9/N, the published β/p.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      worker's own position. It keeps one copy of the parameters per worker (:math:`x_w`).
+      worker's own position. It keeps one copy of the parameters per worker (x_w).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``strength`` outside [0, 1] or ``num_workers`` not positive; in an
@@ -114,7 +111,7 @@ def easgd(
 
     Deviations from the paper:
       1. A worker exchanges first and computes its next gradient at its position after the exchange. In the paper it computes
-        that gradient at its position before the exchange, so that the two overlap. They differ by :math:`O(\eta\alpha)` per
+        that gradient at its position before the exchange, so that the two overlap. They differ by O(ηα) per
         period.
       2. Model state (BatchNorm statistics) is one for all workers and follows the engine's policy.
       3. The default strength does not depend on the period. The program of TensorFlow 1 divides it by the period, too.
@@ -131,32 +128,30 @@ def eamsgd(
     *,
     strength: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""EAMSGD: elastic averaging with Nesterov momentum at each worker and an exchange after each gradient.
+    """EAMSGD: elastic averaging with Nesterov momentum at each worker and an exchange after each gradient.
 
     As :func:`gemjax.easgd` with a period of 1. The velocity of a worker is its own and is never exchanged.
 
-    .. math::
+        v_w ← γ v_w + g(x_w)
+        x_w ← x_w - η_t (γ v_w + g(x_w))
+        e = α (x_w - θ)
+        x_w ← x_w - e
+        θ ← θ + e
 
-      v_w &\leftarrow \gamma v_w + g(x_w) \\
-      x_w &\leftarrow x_w - \eta_t (\gamma v_w + g(x_w)) \\
-      e &= \alpha (x_w - \theta) \\
-      x_w &\leftarrow x_w - e \\
-      \theta &\leftarrow \theta + e
-
-    with :math:`v_w = 0` and :math:`x_w = \theta` at the start and :math:`w` the worker that commits.
+    with v_w = 0 and x_w = θ at the start and w the worker that commits.
 
     Reductions: at ``strength=0`` each worker is ``optax.sgd(learning_rate, momentum, nesterov=True)`` alone; it is
     :func:`gemjax.easgd` with ``LocalSteps`` of that optimizer and ``period=1``, which is also the form for longer periods.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      momentum: :math:`\gamma` in [0, 1), default 0.99 as published (the rate is then about 100 times smaller than without).
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
+      momentum: γ in [0, 1), default 0.99 as published (the rate is then about 100 times smaller than without).
       num_workers: number of workers N, default 1.
-      strength: :math:`\alpha` in [0, 1]; ``None`` (default) is :math:`0.9/N`.
+      strength: α in [0, 1]; ``None`` (default) is 0.9/N.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the worker's
-      own position. It keeps two copies of the parameters per worker (:math:`v_w`, :math:`x_w`).
+      own position. It keeps two copies of the parameters per worker (v_w, x_w).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``strength`` outside [0, 1] or

@@ -17,18 +17,15 @@ PAPERS = {"scale_by_effective_sample_size": (HUANG2026STABLE,)}
 
 
 def effective_sample_size(weights: jax.typing.ArrayLike) -> jax.Array:
-    r"""Return the share of a batch that its importance weights leave.
+    """Return the share of a batch that its importance weights leave.
 
-    .. math::
+        ρ = (Σ_i w_i)² / (B Σ_i w_i²)
 
-      \rho = \frac{(\sum_i w_i)^2}{B \sum_i w_i^2}
-
-    It is 1 if all weights are equal, :math:`1/B` if one sample has all the weight, and 0 if none has any. Return it from
-    ``loss_fn`` as the metric ``"effective_sample_size"``: it is then in ``history``, and
-    :func:`scale_by_effective_sample_size` reads it.
+    It is 1 if all weights are equal, 1/B if one sample has all the weight, and 0 if none has any. Return it from ``loss_fn`` as
+    the metric ``"effective_sample_size"``: it is then in ``history``, and :func:`scale_by_effective_sample_size` reads it.
 
     Args:
-      weights: :math:`w_i`, the ratio of each sequence, float [B], not negative: one column of the weights of
+      weights: w_i, the ratio of each sequence, float [B], not negative: one column of the weights of
         :func:`gemjax.rules.importance_weights` at level ``"sequence"``.
 
     Returns:
@@ -44,21 +41,19 @@ def effective_sample_size(weights: jax.typing.ArrayLike) -> jax.Array:
 
 
 def scale_by_effective_sample_size(base: float = 1.0) -> optax.GradientTransformationExtraArgs:
-    r"""Scale a commit by the root of the effective sample size of its batch (VCPO).
+    """Scale a commit by the root of the effective sample size of its batch (VCPO).
 
     The variance of a policy gradient over stale samples grows as few of them take all the weight; then the learning rate is
 
-    .. math::
+        η_eff = η √(ρ / ρ_base)
 
-      \eta_{eff} = \eta \sqrt{\rho / \rho_{base}}
-
-    with :math:`\rho` of :func:`effective_sample_size`, which the loss returns as the metric ``"effective_sample_size"``. It
-    works behind Adam, and in front of a momentum it scales the gradient in that momentum.
+    with ρ of :func:`effective_sample_size`, which the loss returns as the metric ``"effective_sample_size"``. It works behind
+    Adam, and in front of a momentum it scales the gradient in that momentum.
 
     Reductions: with equal weights and ``base=1`` it is no change.
 
     Args:
-      base: :math:`\rho_{base}`, the effective sample size for which the learning rate was chosen, positive, default 1.
+      base: ρ_base, the effective sample size for which the learning rate was chosen, positive, default 1.
 
     Returns:
       A stateless transformation. In a loop of your own give ``metrics={"effective_sample_size": …}`` to ``update``; engines

@@ -80,24 +80,22 @@ class Largest:
 
 
 def round_to(dtype: str = "int8") -> optax.GradientTransformationExtraArgs:
-    r"""Round gradients to numbers of few bytes, and add each worker's rounding errors to its next gradient.
+    """Round gradients to numbers of few bytes, and add each worker's rounding errors to its next gradient.
 
     Between hosts a gradient takes as long as its bytes. Rounded gradients take fewer, and with error feedback no part of a
-    gradient is lost, only late: a number that is always rounded to zero adds up until it is not. With the error
-    :math:`e_w` of the worker, which begins at 0, a gradient :math:`g` of worker :math:`w` becomes :math:`q`:
+    gradient is lost, only late: a number that is always rounded to zero adds up until it is not. With the error e_w of the
+    worker, which begins at 0, a gradient g of worker w becomes q:
 
-    .. math::
+        a = g + e_w,   q = Q(a),   e_w ← a - q
 
-      a = g + e_w, \quad q = Q(a), \quad e_w \leftarrow a - q
-
-    :math:`Q` rounds to the nearest number of ``dtype``. For integers of :math:`b` bits the numbers of each array are
-    multiples of its unit, :math:`2^{1 - b}` times the smallest power of two above :math:`\max |a|`; at most
-    :math:`2^{b - 1} - 1` of them. Products with such a unit are exact, so all engines keep the same errors.
+    Q rounds to the nearest number of ``dtype``. For integers of b bits the numbers of each array are multiples of its unit,
+    2^(1-b) times the smallest power of two above max |a|; at most 2^(b-1) - 1 of them. Products with such a unit are exact, so
+    all engines keep the same errors.
 
     Place it in front of all else in a chain inside :func:`gemjax.asynchronous`. :func:`gemjax.run_on_cluster` then lets the
-    workers round and sends :math:`q` in ``dtype``; the error stays on the worker's host. Everywhere else it has the same
-    effect on the numbers, so a run is simulated and replayed like any other. A gradient that is refused or not finite leaves
-    the error as it was.
+    workers round and sends q in ``dtype``; the error stays on the worker's host. Everywhere else it has the same effect on the
+    numbers, so a run is simulated and replayed like any other. A gradient that is refused or not finite leaves the error as it
+    was.
 
     Reductions: gradients that are numbers of ``dtype`` pass unchanged, as if the part were not there.
 
@@ -134,29 +132,27 @@ def round_to(dtype: str = "int8") -> optax.GradientTransformationExtraArgs:
 
 
 def sparsify(keep: float = 1 / 64, chunk: int = 4096, decay: float = 0.95) -> optax.GradientTransformationExtraArgs:
-    r"""Keep the largest numbers of a gradient, and add what each worker left out to its next gradient.
+    """Keep the largest numbers of a gradient, and add what each worker left out to its next gradient.
 
-    The compression of SparseLoCo. With the error :math:`e_w` of the worker, which begins at 0, a gradient or displacement
-    :math:`\Delta` of worker :math:`w` becomes :math:`s`:
+    The compression of SparseLoCo. With the error e_w of the worker, which begins at 0, a gradient or displacement Δ of worker w
+    becomes s:
 
-    .. math::
+        a = Δ + β e_w,   s = TopK(a),   e_w ← a - s
 
-      a = \Delta + \beta e_w, \quad s = \mathrm{TopK}(a), \quad e_w \leftarrow a - s
-
-    :math:`\mathrm{TopK}` keeps the :math:`k` numbers of largest magnitude of each chunk of an array in row-major order, and
-    sets the others to zero. The error works like a momentum of the displacements, so SparseLoCo has no other one: place this
-    in front of a plain rate, and take local steps.
+    TopK keeps the k numbers of largest magnitude of each chunk of an array in row-major order, and sets the others to zero. The
+    error works like a momentum of the displacements, so SparseLoCo has no other one: place this in front of a plain rate, and
+    take local steps.
 
     Its place in a chain, what is sent, and what happens to a refused gradient are those of :func:`gemjax.rules.round_to`. A
-    message has :math:`k` numbers per chunk and their places in 2 bytes each.
+    message has k numbers per chunk and their places in 2 bytes each.
 
     Reductions: with ``keep=1`` everything is sent, as if the part were not there; with a chunk that no array exceeds and
     ``decay=1`` it is top-k with error feedback.
 
     Args:
-      keep: share of each chunk that is sent, in (0, 1], default 1/64; :math:`k` is at least 1.
+      keep: share of each chunk that is sent, in (0, 1], default 1/64; k is at least 1.
       chunk: numbers per chunk, 1 to 65,536, default 4096; a shorter array is one chunk.
-      decay: :math:`\beta` in [0, 1], default 0.95; 0 forgets what was left out.
+      decay: β in [0, 1], default 0.95; 0 forgets what was left out.
 
     Returns:
       A transformation with one copy of the parameters per worker.

@@ -55,43 +55,41 @@ def fedasync(
     weight: str | Weight = "polynomial",
     mean_staleness: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""FedAsync: each worker's point is mixed into the central variable, the staler, the less.
+    """FedAsync: each worker's point is mixed into the central variable, the staler, the less.
 
     A worker runs local steps from its view and sends the point that it reached. The central variable becomes a weighted mean of
     itself and this point. In contrast to a displacement that is added (:func:`gemjax.downpour`), a stale point also pulls the
-    central variable back towards the worker's old view: a part of what the others did meanwhile is undone. For
-    :math:`\alpha_t \le 1` the central variable stays within the convex hull of its initial value and the workers' points.
+    central variable back towards the worker's old view: a part of what the others did meanwhile is undone. For α_t ≤ 1 the
+    central variable stays within the convex hull of its initial value and the workers' points.
 
-    .. math::
+        θ ← (1 - α_t) θ + α_t x_w
+        α_t = η_t w(τ),   w(τ) = u(τ) / u(τ̄)
+        u(τ) = 1,   (1 + τ)^(-1/2)   or   1 / (1 + 10 max(0, τ - 4))
 
-      \theta &\leftarrow (1 - \alpha_t) \, \theta + \alpha_t x_w, \quad
-        \alpha_t = \eta_t w(\tau), \quad w(\tau) = \frac{u(\tau)}{u(\bar\tau)} \\
-      u(\tau) &= 1, \quad (1 + \tau)^{-1/2}, \quad \text{or } \frac{1}{1 + 10 \max(0, \tau - 4)}
-
-    with :math:`w` the worker that commits, :math:`x_w` its point after its local steps and :math:`\tau` its staleness. It sends
-    the displacement from its view :math:`s_w`, so :math:`x_w = s_w - \Delta_w`.
+    with w the worker that commits, x_w its point after its local steps and τ its staleness. It sends the displacement from its
+    view s_w, so x_w = s_w - Δ_w.
 
     Reductions: at staleness 0, so with one worker, it is :func:`gemjax.downpour`; at ``learning_rate=1`` and a constant weight
     the central variable is the last worker's point. :func:`gemjax.easgd` also moves towards a worker's point, but the worker
     continues from its own.
 
     Args:
-      learning_rate: :math:`\eta`, the weight of a worker's point, a float in [0, 1] or a schedule over commits of the central
+      learning_rate: η, the weight of a worker's point, a float in [0, 1] or a schedule over commits of the central
         variable; default 0.6, one of the published ones. The local optimizer has its own rate.
       num_workers: number of workers N, default 1.
-      weight: :math:`u`: ``"constant"``, ``"polynomial"`` (default) or ``"hinge"``, as above, or a function from the staleness
+      weight: u: ``"constant"``, ``"polynomial"`` (default) or ``"hinge"``, as above, or a function from the staleness
         (int32 scalar) to a float scalar, such as :func:`gemjax.rules.polynomial_weight` or :func:`gemjax.rules.hinge_weight`
         with other numbers. Under ``optax.inject_hyperparams`` a function must be named in ``static_args``.
-      mean_staleness: :math:`\bar\tau \ge 0`, the staleness that counts in full, default 0. :math:`\alpha_t` may then be above
+      mean_staleness: τ̄ ≥ 0, the staleness that counts in full, default 0. α_t may then be above
         1 for fresh commits, so choose a smaller ``learning_rate``.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps one copy of the
-      parameters per worker (:math:`s_w`), and offers the diagnostic ``compensation``.
+      parameters per worker (s_w), and offers the diagnostic ``compensation``.
 
     Raises:
       ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``num_workers`` not positive, ``weight`` unknown, or
-        :math:`u(\bar\tau)` not finite and positive; in an engine, without ``local=``.
+        u(τ̄) not finite and positive; in an engine, without ``local=``.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.fedasync(learning_rate=0.5, num_workers=2, weight="constant")
@@ -113,7 +111,7 @@ def fedasync(
 
     Deviations from the paper:
       1. The proximal term of the local losses is left to the local optimizer.
-      2. The worker sends :math:`\Delta_w` in place of :math:`x_w`, so in narrow dtypes the result is rounded differently.
+      2. The worker sends Δ_w in place of x_w, so in narrow dtypes the result is rounded differently.
     """
     check_learning_rate(learning_rate)
     atom = mix_with_worker(weight_by_name(weight, mean_staleness))

@@ -18,37 +18,34 @@ def fedbuff(
     mean_staleness: float = 0.0,
     inner: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""FedBuff: the central variable moves once per buffer of displacements, and none is refused.
+    """FedBuff: the central variable moves once per buffer of displacements, and none is refused.
 
-    Workers run local steps and commit their displacements. A step averages the next :math:`K` that arrive, several of them
-    possibly from one worker. It is less noisy than one displacement, and no worker waits for a slow one. A stale displacement
-    is damped.
+    Workers run local steps and commit their displacements. A step averages the next K that arrive, several of them possibly
+    from one worker. It is less noisy than one displacement, and no worker waits for a slow one. A stale displacement is damped.
 
-    .. math::
+        θ ← θ - (η_t / K) Σ_k w(τ_k) Δ_k   over the K displacements
+        w(τ) = u(τ) / u(τ̄)
+        u(τ) = 1,   (1 + τ)^(-1/2)   or   1 / (1 + 10 max(0, τ - 4))
 
-      \theta &\leftarrow \theta - \frac{\eta_t}{K} \sum_{k=1}^{K} w(\tau_k) \, \Delta_k,
-        \quad w(\tau) = \frac{u(\tau)}{u(\bar\tau)} \\
-      u(\tau) &= 1, \quad (1 + \tau)^{-1/2}, \quad \text{or } \frac{1}{1 + 10 \max(0, \tau - 4)}
-
-    with :math:`\Delta_k` the k-th displacement since the last step, from its worker's view to the point after the local steps,
-    and :math:`\tau_k` the number of steps since that worker's pull.
+    with Δ_k the k-th displacement since the last step, from its worker's view to the point after the local steps, and τ_k the
+    number of steps since that worker's pull.
 
     Reductions: at ``buffer_size=1`` and a constant weight it is :func:`gemjax.downpour`; at ``buffer_size=num_workers`` and a
     constant weight it is :func:`gemjax.diloco` without momentum, so with a barrier FedAvg, and :func:`gemjax.diloco` with
     ``inner=optax.trace(0.9, nesterov=True)``.
 
     Args:
-      learning_rate: :math:`\eta` of the central step, a non-negative float or a schedule over commits of the central variable;
+      learning_rate: η of the central step, a non-negative float or a schedule over commits of the central variable;
         default 1, the mean of the workers' points where no displacement is stale. Each displacement is a commit; a step has the
         rate of the commit that completes it. The local optimizer has its own rate.
       num_workers: number of workers N, default 1.
-      buffer_size: :math:`K`, commits per step, a positive int, default 10, the published one for about a thousand workers. Take
+      buffer_size: K, commits per step, a positive int, default 10, the published one for about a thousand workers. Take
         fewer for few workers.
-      weight: :math:`u`: ``"constant"``, ``"polynomial"`` (default) or ``"hinge"``, as above, or a function from the staleness
+      weight: u: ``"constant"``, ``"polynomial"`` (default) or ``"hinge"``, as above, or a function from the staleness
         in steps (int32 scalar) to a float scalar, such as :func:`gemjax.rules.polynomial_weight` or
         :func:`gemjax.rules.hinge_weight` with other numbers. Under ``optax.inject_hyperparams`` a function must be named in
         ``static_args``.
-      mean_staleness: :math:`\bar\tau \ge 0`, the staleness that counts in full, default 0. With the mean staleness of a run,
+      mean_staleness: τ̄ ≥ 0, the staleness that counts in full, default 0. With the mean staleness of a run,
         fresher displacements count more and staler ones less than in full.
       inner: an optimizer of the central variable without a learning rate, applied to the mean of each full buffer and not
         called in between: ``optax.trace(0.9)`` for momentum, ``optax.scale_by_adam()`` for FedAdam. ``None`` (default): none.
@@ -60,7 +57,7 @@ def fedbuff(
 
     Raises:
       ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``buffer_size`` or ``num_workers`` not positive, or
-        ``weight`` unknown, or :math:`u(\bar\tau)` not finite and positive; in an engine, without ``local=``.
+        ``weight`` unknown, or u(τ̄) not finite and positive; in an engine, without ``local=``.
       TypeError: if ``inner`` is no optax transformation.
 
     >>> import gemjax, jax.numpy as jnp
@@ -83,8 +80,8 @@ def fedbuff(
     of programs that follow the second paper. The published buffer size is recalled.
 
     Deviations from the simulator:
-      1. A step takes the sum of weighted displacements over :math:`K`. There the sum is not divided, so its rate is
-         :math:`\eta / K`; it can also divide by the sum of the weights.
+      1. A step takes the sum of weighted displacements over K. There the sum is not divided, so its rate is
+         η / K; it can also divide by the sum of the weights.
       2. Displacements are not weighted by the number of a worker's examples.
       3. There is no privacy. Without a buffer the simulator has a momentum that rises with the staleness; here it is constant.
       4. The rest of a buffer at the end of a run is not applied.

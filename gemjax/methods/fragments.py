@@ -121,47 +121,48 @@ class FragmentsState:
 def by_fragment(
     inner: optax.GradientTransformation, fragments: Groups = 4, *, keep: float = 0.0, delay: int = 0, every: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Let each commit of a worker carry one fragment of its displacement, and each pull one fragment of the parameters.
+    """Let each commit of a worker carry one fragment of its displacement, and each pull one fragment of the parameters.
 
-    The atom of :func:`gemjax.streaming_diloco` and :func:`gemjax.decoupled_diloco`. A worker keeps parameters :math:`x_w` of
-    its own and visits :math:`F` fragments in turn. At its commit :math:`k`, counted from 0,
+    The atom of :func:`gemjax.streaming_diloco` and :func:`gemjax.decoupled_diloco`. A worker keeps parameters x_w of its own
+    and visits F fragments in turn. At its commit k, counted from 0,
 
-    .. math::
+        x_w ← x_w - Δ_w
+        if E divides k:
+            f = (k / E) mod F
+            Δ^f = a_w^f - x_w^f
+        if E divides k - D ≥ 0:
+            h = ((k - D) / E) mod F
+            a_w^h ← θ^h,   x_w^h ← (1 - α) θ^h + α x_w^h
 
-      x_w &\leftarrow x_w - \Delta_w \\
-      \Delta^f &= a_w^f - x_w^f, \quad f = (k / E) \bmod F \quad \text{if } E \mid k \\
-      a_w^h &\leftarrow \theta^h, \quad x_w^h \leftarrow (1 - \alpha) \theta^h + \alpha x_w^h,
-        \quad h = ((k - D) / E) \bmod F \quad \text{if } E \mid k - D \ge 0
-
-    with :math:`\Delta_w` the displacement by local steps since the last commit, :math:`\theta^f` the leaves of fragment
-    :math:`f`, and :math:`a_w^f` what the worker last pulled of them. ``inner`` maps :math:`\Delta^f` to an update; the other
-    leaves do not change. A commit with neither condition only carries :math:`x_w` on. The second condition acts at the pull.
+    with Δ_w the displacement by local steps since the last commit, θ^f the leaves of fragment f, and a_w^f what the worker last
+    pulled of them. ``inner`` maps Δ^f to an update; the other leaves do not change. A commit with neither condition only
+    carries x_w on. The second condition acts at the pull.
 
     Each fragment has a clock of its own, and counts and scalars of ``inner`` of its own. For a member of ``inner`` a commit is
     one of its fragment: ``staleness`` counts those since the worker's pull of that fragment, ``local_steps`` its local steps
-    since then, and ``stale_params`` is :math:`a_w`. A member that shifts views (HeLoCo's look-ahead) shifts its fragment.
+    since then, and ``stale_params`` is a_w. A member that shifts views (HeLoCo's look-ahead) shifts its fragment.
 
-    A *delay* :math:`D` lets the worker train on while its displacement travels. Commits that are only pulls make it shorter
-    than the time between two fragments: with ``every=2, delay=1`` and local periods that alternate between :math:`h - d` and
-    :math:`d`, as in ``gemjax.LocalSteps(optax.sgd(0.1), [(h - d, d) * 100] * num_workers)``, fragments follow each other after
-    :math:`h` steps, and each is pulled :math:`d` steps after its displacement was committed.
+    A *delay* D lets the worker train on while its displacement travels. Commits that are only pulls make it shorter than the
+    time between two fragments: with ``every=2, delay=1`` and local periods that alternate between h - d and d, as in
+    ``gemjax.LocalSteps(optax.sgd(0.1), [(h - d, d) * 100] * num_workers)``, fragments follow each other after h steps, and each
+    is pulled d steps after its displacement was committed.
 
     Reductions: with one fragment and ``keep=delay=0`` it is ``inner``, except that workers pull only after their commits.
 
     Args:
       inner: a chain of atoms or any optax transformation, without a learning rate and without refusals; not a whole method.
-      fragments: an int :math:`F`: that many groups of consecutive leaves, of sizes as equal as possible (one per leaf if there
+      fragments: an int F: that many groups of consecutive leaves, of sizes as equal as possible (one per leaf if there
         are fewer leaves); a sequence of prefixes of paths, or of tuples of prefixes, one per fragment, such as ``["embed",
         ("layers/0", "layers/1")]``, of which the first that fits counts; or a function from the path and the leaf to the
         number of the fragment, ``lambda path, leaf: 0 if "norm" in path else 1``.
-      keep: :math:`\alpha` in [0, 1], how much of its own parameters a worker keeps at a pull, default 0. If it changes, a pull
+      keep: α in [0, 1], how much of its own parameters a worker keeps at a pull, default 0. If it changes, a pull
         has the one of the worker's commit before it.
-      delay: :math:`D \ge 0`, commits of the worker from the displacement of a fragment to its pull, below :math:`F E`; default
+      delay: D ≥ 0, commits of the worker from the displacement of a fragment to its pull, below F E; default
         0.
-      every: :math:`E \ge 1`, commits of the worker from one displacement to the next, default 1.
+      every: E ≥ 1, commits of the worker from one displacement to the next, default 1.
 
     Returns:
-      A transformation that keeps two copies of the parameters per worker (:math:`x_w`, :math:`a_w`), needs ``params`` and works
+      A transformation that keeps two copies of the parameters per worker (x_w, a_w), needs ``params`` and works
       inside :func:`gemjax.asynchronous`. It offers the diagnostic ``exchanged``: bytes of the fragments that a commit and its
       pull carry.
 

@@ -137,27 +137,25 @@ def gap_aware(
     eps: float = 1e-8,
     accumulate: str = "after",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gap-Aware: a gradient is damped where the parameters have moved away from the point at which it was computed.
+    """Gap-Aware: a gradient is damped where the parameters have moved away from the point at which it was computed.
 
-    The number of commits since a pull says little about the harm: late in training, or in a coordinate that hardly moves,
-    many commits change nothing. What matters is the gap :math:`|\theta - s_w|` to the worker's view. It is measured in typical
-    steps, coordinate by coordinate, and the gradient is divided by one plus it: a fresh gradient stays whole.
+    The number of commits since a pull says little about the harm: late in training, or in a coordinate that hardly moves, many
+    commits change nothing. What matters is the gap |θ - s_w| to the worker's view. It is measured in typical steps, coordinate
+    by coordinate, and the gradient is divided by one plus it: a fresh gradient stays whole.
 
-    .. math::
+        C = η_max (√(a / (1 - β^n)) + ε)
+        v ← γ v + g / (1 + |θ - s_w| / C)
+        a ← β a + (1 - β) v ⊙ v,   n ← n + 1
+        θ ← θ - η_t v
 
-      C &= \eta_{\max} \left(\sqrt{a / (1 - \beta^n)} + \varepsilon\right) \\
-      v &\leftarrow \gamma v + g \,/\, \left(1 + |\theta - s_w| / C\right) \\
-      a &\leftarrow \beta a + (1 - \beta) \, v \odot v, \quad n \leftarrow n + 1 \\
-      \theta &\leftarrow \theta - \eta_t v
+    all elementwise, with w the worker that commits, s_w its view, and v = a = 0 and n = 0 at the start, one of each for all
+    workers. η_max is the largest rate so far, this commit's included. After the rate has fallen the gaps shrink and C does not,
+    so the damping fades.
 
-    all elementwise, with :math:`w` the worker that commits, :math:`s_w` its view, and :math:`v = a = 0` and :math:`n = 0` at
-    the start, one of each for all workers. :math:`\eta_{\max}` is the largest rate so far, this commit's included. After the
-    rate has fallen the gaps shrink and :math:`C` does not, so the damping fades.
-
-    With ``accumulate="before"`` the third line comes first: :math:`a` takes in the velocity that the previous commit left, or
-    :math:`g` if :math:`\gamma = 0`. With momentum :math:`a` is then the same number, because the last velocity is taken in
-    either way. Only :math:`n` is larger by one, so :math:`C` is smaller by a factor of at most :math:`\sqrt 2`, which tends to
-    1. Without momentum :math:`a` is the mean square of the gradients as sent, this one included, instead of the damped ones.
+    With ``accumulate="before"`` the third line comes first: ``a`` takes in the velocity that the previous commit left, or
+    g if γ = 0. With momentum ``a`` is then the same number, because the last velocity is taken in
+    either way. Only n is larger by one, so C is smaller by a factor of at most √2, which tends to
+    1. Without momentum ``a`` is the mean square of the gradients as sent, this one included, instead of the damped ones.
 
     Reductions:
       - where the gap is zero, so with one worker: ``optax.sgd(learning_rate, momentum)``;
@@ -165,11 +163,11 @@ def gap_aware(
       - with momentum and ``decay=0``: both orders are the same.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      decay: :math:`\beta` in [0, 1) of the running mean of squares, per commit; default 0.999.
-      eps: :math:`\varepsilon \ge 0`, in units of the velocity; default 1e-8.
+      decay: β in [0, 1) of the running mean of squares, per commit; default 0.999.
+      eps: ε ≥ 0, in units of the velocity; default 1e-8.
       accumulate: when the running mean takes in a velocity; the sources differ.
 
         - ``"after"`` (default): after the commit that applied it. Gradients are damped from the second commit on.
@@ -177,7 +175,7 @@ def gap_aware(
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
-      worker (:math:`s_w`) and two centrally (:math:`v`, :math:`a`), but only :math:`a` with ``accumulate="before"`` and no
+      worker (s_w) and two centrally (v, ``a``), but only ``a`` with ``accumulate="before"`` and no
       momentum.
 
     Raises:
@@ -199,14 +197,14 @@ def gap_aware(
     References:
       Barkai, Hakimi & Schuster, `Gap-Aware Mitigation of Gradient Staleness <https://arxiv.org/abs/1909.10802>`_, 2020
 
-    Readings: the text of the paper was not available in full. The constants and the form of :math:`C` are those of a port by
-    the authors' institute (FTPipe), and the damping is per coordinate, not per layer or one for all.
+    Readings: the text of the paper was not available in full. The constants and the form of C are those of a port by the
+    authors' institute (FTPipe), and the damping is per coordinate, not per layer or one for all.
 
     Deviations from the port:
       1. By default the running mean takes in a velocity after the commit, and its bias correction counts those commits; see
         ``accumulate``.
       2. The first commit is never damped with momentum. The port must be switched off for its first batch.
-      3. :math:`a` is kept in float32 where the parameters are narrower (:math:`\beta = 0.999` is 1 in bfloat16).
+      3. ``a`` is kept in float32 where the parameters are narrower (β = 0.999 is 1 in bfloat16).
       4. Weight decay is left to the chain. In front of this rule it is divided as in the port.
     """
     check_momentum("momentum", momentum)
@@ -224,20 +222,18 @@ def dana_ga(
     decay: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DANA-GA: DANA-Zero on gradients divided by one plus their gap.
+    """DANA-GA: DANA-Zero on gradients divided by one plus their gap.
 
     The look-ahead of :func:`gemjax.dana_zero` makes the gap small, and :func:`gemjax.gap_aware` damps the rest.
 
-    .. math::
+        C = η_max (√(a / (1 - β^n)) + ε)
+        v_w ← γ v_w + g(s_w) / (1 + |θ - s_w| / C)
+        a ← β a + (1 - β) v_w ⊙ v_w,   n ← n + 1
+        θ ← θ - η_t v_w
+        s_w ← θ - η_t γ Σ_j v_j
 
-      C &= \eta_{\max} \left(\sqrt{a / (1 - \beta^n)} + \varepsilon\right) \\
-      v_w &\leftarrow \gamma v_w + g(s_w) \,/\, \left(1 + |\theta - s_w| / C\right) \\
-      a &\leftarrow \beta a + (1 - \beta) \, v_w \odot v_w, \quad n \leftarrow n + 1 \\
-      \theta &\leftarrow \theta - \eta_t v_w \\
-      s_w &\leftarrow \theta - \eta_t \gamma \sum_j v_j
-
-    all elementwise, with :math:`v_j = a = 0` and :math:`n = 0` at the start, :math:`w` the worker that commits,
-    :math:`s_w` its view and :math:`\eta_{\max}` the largest rate so far; :math:`a` is one for all workers.
+    all elementwise, with v_j = a = 0 and n = 0 at the start, w the worker that commits, s_w its view and η_max the largest rate
+    so far; ``a`` is one for all workers.
 
     Reductions:
       - at ``momentum=0``: :func:`gemjax.gap_aware` at ``momentum=0``;
@@ -246,17 +242,17 @@ def dana_ga(
     With one worker it is not Nesterov's momentum, because the look-ahead is a gap, too.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. The look-ahead
         uses the rate of the last commit.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocities do not carry the learning rate.
       num_workers: number of workers N, default 1.
-      decay: :math:`\beta` in [0, 1) of the running mean of squares, per commit; default 0.999.
-      eps: :math:`\varepsilon \ge 0`, in units of the velocity; default 1e-8.
+      decay: β in [0, 1) of the running mean of squares, per commit; default 0.999.
+      eps: ε ≥ 0, in units of the velocity; default 1e-8.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. It keeps two copies of the parameters per worker (:math:`v_w`, :math:`s_w`) and two centrally
-      (:math:`\sum_j v_j`, :math:`a`).
+      look-ahead. It keeps two copies of the parameters per worker (v_w, s_w) and two centrally
+      (Σ_j v_j, ``a``).
 
     Raises:
       ValueError: if ``learning_rate`` or ``eps`` is negative, ``momentum`` or ``decay`` outside [0, 1) or ``num_workers`` not

@@ -16,25 +16,22 @@ def gap_aware_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gap-Aware Adam: a gradient is damped where the parameters have moved since its pull, measured in steps of Adam.
+    """Gap-Aware Adam: a gradient is damped where the parameters have moved since its pull, measured in steps of Adam.
 
     :func:`gemjax.gap_aware` with Adam in place of the momentum. The gap is measured in the steps that Adam takes, and the
     gradient is divided by one plus it *before* it enters Adam's moments. To divide Adam's step would be another method: Adam
     cancels a constant factor of all its gradients, but not the ratios between them.
 
-    .. math::
+        C = η_max (√(a / (1 - β_2^n)) + ε_C)
+        ĝ = g / (1 + |θ - s_w| / C)
+        m ← β_1 m + (1 - β_1) ĝ
+        q ← β_2 q + (1 - β_2) ĝ ⊙ ĝ,   n ← n + 1
+        v = m / (1 - β_1^n) / (√(q / (1 - β_2^n)) + ε)
+        a ← β_2 a + (1 - β_2) v ⊙ v
+        θ ← θ - η_t v
 
-      C &= \eta_{\max} \left(\sqrt{a / (1 - \beta_2^n)} + \varepsilon_C\right) \\
-      \hat g &= g \,/\, \left(1 + |\theta - s_w| / C\right) \\
-      m &\leftarrow \beta_1 m + (1 - \beta_1) \, \hat g, \quad
-        q \leftarrow \beta_2 q + (1 - \beta_2) \, \hat g \odot \hat g, \quad n \leftarrow n + 1 \\
-      v &= \frac{m / (1 - \beta_1^n)}{\sqrt{q / (1 - \beta_2^n)} + \varepsilon} \\
-      a &\leftarrow \beta_2 a + (1 - \beta_2) \, v \odot v \\
-      \theta &\leftarrow \theta - \eta_t v
-
-    all elementwise, with :math:`w` the worker that commits, :math:`s_w` its view, :math:`m = q = a = 0` and :math:`n = 0` at
-    the start, one of each for all workers, and :math:`\varepsilon_C = 10^{-8}`. :math:`\eta_{\max}` is the largest rate so far,
-    this commit's included.
+    all elementwise, with w the worker that commits, s_w its view, m = q = a = 0 and n = 0 at the start, one of each for all
+    workers, and ε_C = 10^(-8). η_max is the largest rate so far, this commit's included.
 
     Reductions:
       - where the gap is zero, so with one worker: ``optax.adam(learning_rate, b1, b2, eps)``;
@@ -42,15 +39,15 @@ def gap_aware_adam(
         nothing more; any other optax optimizer can take Adam's place.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
       num_workers: number of workers N, default 1.
-      b1: :math:`\beta_1` in [0, 1), default 0.9.
-      b2: :math:`\beta_2` in [0, 1), also of the running mean of squared steps; default 0.999.
-      eps: :math:`\varepsilon \ge 0` of Adam, default 1e-8.
+      b1: β_1 in [0, 1), default 0.9.
+      b2: β_2 in [0, 1), also of the running mean of squared steps; default 0.999.
+      eps: ε ≥ 0 of Adam, default 1e-8.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
-      worker (:math:`s_w`) and three centrally (:math:`m`, :math:`q`, :math:`a`).
+      worker (s_w) and three centrally (m, q, ``a``).
 
     Raises:
       ValueError: if ``learning_rate`` or ``eps`` is negative, ``b1`` or ``b2`` outside [0, 1) or ``num_workers`` not positive.
@@ -75,8 +72,8 @@ def gap_aware_adam(
     Deviations from the port:
       1. The running mean is corrected for its start at zero. The port's is not and damps the first commits more.
       2. The rate is not part of the mean, so the damping fades when the rate falls. In the port's other variant the mean takes
-         in whole steps, rate included, and forgets a larger rate after about :math:`1 / (1 - \beta_2)` commits.
-      3. :math:`a` is kept in float32 where the parameters are narrower.
+         in whole steps, rate included, and forgets a larger rate after about 1 / (1 - β_2) commits.
+      3. ``a`` is kept in float32 where the parameters are narrower.
       4. Weight decay is left to the chain.
     """
     check_momentum("b1", b1)

@@ -46,25 +46,25 @@ class GatherState(NamedTuple):
 
 
 def gather(count: int, weight: Weight | None = None) -> optax.GradientTransformationExtraArgs:
-    r"""Gather commits until a round is full, and refuse none; the mean of the round then makes a step.
+    """Gather commits until a round is full, and refuse none; the mean of the round then makes a step.
 
     The common atom of methods with a buffer: :func:`gemjax.fedbuff`, and :func:`gemjax.rennala`, which refuses stale gradients
     as well. Its output is zero until the round is full, and then
 
-    .. math:: \frac{1}{K} \sum_{k=1}^{K} w(\tau_k) \, g_k, \quad \tau_k = \max(0, \lceil (t_k - p_k - m_k) / K \rceil)
+        (1/K) Σ_k w(τ_k) g_k,   τ_k = max(0, ⌈(t_k - p_k - m_k) / K⌉)
 
-    with :math:`g_k` the commits of the round and :math:`\tau_k` the steps that were made since the pull of :math:`g_k`. The
-    central variable changes only at a step, so the staleness :math:`t_k - p_k` in commits is converted: :math:`m_k` commits of
-    this round came before :math:`g_k`, and :math:`K` more make one step. The rule works inside :func:`gemjax.asynchronous`,
-    before a plain learning rate, and must see every commit of the chain from the first one on.
+    with g_k the commits of the round and τ_k the steps that were made since the pull of g_k. The central variable changes only
+    at a step, so the staleness t_k - p_k in commits is converted: m_k commits of this round came before g_k, and K more make
+    one step. The rule works inside :func:`gemjax.asynchronous`, before a plain learning rate, and must see every commit of the
+    chain from the first one on.
 
     Reductions: with ``count=1`` and no weight it changes nothing; with ``count=1`` it is
       :func:`gemjax.rules.scale_by_staleness`;
     without a weight it is ``optax.MultiSteps``, whose inner rule is skipped between two steps.
 
     Args:
-      count: :math:`K`, commits per round, a positive int.
-      weight: :math:`w`, maps the staleness (int32 scalar, steps since the pull) to a float scalar; ``None`` (default) is 1.
+      count: K, commits per round, a positive int.
+      weight: w, maps the staleness (int32 scalar, steps since the pull) to a float scalar; ``None`` (default) is 1.
 
     Returns:
       A transformation that keeps one copy of the parameters centrally, and with a weight needs the extra argument
@@ -140,10 +140,10 @@ def steps_since_pull(staleness: jax.Array, gathered: jax.Array, count: Any) -> j
 
 
 def polynomial_weight(exponent: float = 0.5) -> Weight:
-    r"""Return the weight :math:`w(\tau) = (1 + \tau)^{-a}`.
+    """Return the weight w(τ) = (1 + τ)^(-a).
 
     Args:
-      exponent: :math:`a \ge 0`, default 0.5, the published one. 0 is a constant weight of 1; 1 is the factor of
+      exponent: a ≥ 0, default 0.5, the published one. 0 is a constant weight of 1; 1 is the factor of
         :func:`gemjax.dynsgd`.
 
     Returns:
@@ -163,11 +163,11 @@ def polynomial_weight(exponent: float = 0.5) -> Weight:
 
 
 def hinge_weight(slope: float = 10.0, start: float = 4.0) -> Weight:
-    r"""Return the weight that is 1 up to a staleness of :math:`b`, and :math:`1 / (1 + a (\tau - b))` above.
+    """Return the weight that is 1 up to a staleness of b, and 1 / (1 + a (τ - b)) above.
 
     Args:
-      slope: :math:`a \ge 0`, default 10, the published one.
-      start: :math:`b \ge 0`, the largest staleness that counts in full, default 4, the published one.
+      slope: a ≥ 0, default 10, the published one.
+      start: b ≥ 0, the largest staleness that counts in full, default 4, the published one.
 
     Returns:
       A function from the staleness (int32 scalar) to a float scalar, as :func:`gemjax.rules.polynomial_weight`.

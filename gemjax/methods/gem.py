@@ -65,7 +65,7 @@ def match_energy(
     eps: float = 1e-12,
     reading: str = "equations",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Scale each worker's update so that all workers together keep the kinetic energy of sequential momentum SGD.
+    """Scale each worker's update so that all workers together keep the kinetic energy of sequential momentum SGD.
 
     The atom of :func:`gemjax.gem`, whose docstring explains the mathematics and the arguments. It acts on *updates that carry
     the learning rate already*, so it goes last in a chain, behind any optax optimizer:
@@ -80,7 +80,7 @@ def match_energy(
 
     Returns:
       A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It offers
-      the diagnostics ``pi_05``, ``pi_25``, ``pi_median``, ``pi_75`` and ``pi_95``, quantiles of :math:`\pi` over all
+      the diagnostics ``pi_05``, ``pi_25``, ``pi_median``, ``pi_75`` and ``pi_95``, quantiles of π over all
       parameters; ``energy_ratio``, the energy after the commit over that of the proxy; and ``compensation``.
 
     Raises:
@@ -142,50 +142,48 @@ def gem(
     eps: float = 1e-12,
     reading: str = "equations",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gradient energy matching: asynchronous workers that together move like one process with momentum.
+    """Gradient energy matching: asynchronous workers that together move like one process with momentum.
 
-    Worker :math:`w` pulls :math:`s` and commits :math:`\tau` commits later. Until then the other workers move the central
-    variable by :math:`\theta - s`, the kinetic energy of all. GEM matches the energy *after* this commit to that of a proxy,
-    sequential SGD with momentum, and scales the commit coordinate by coordinate. The distance that the others have moved counts
-    as part of the step. Many workers thus share one momentum instead of multiplying it.
+    Worker w pulls s and commits τ commits later. Until then the other workers move the central variable by θ - s, the kinetic
+    energy of all. GEM matches the energy *after* this commit to that of a proxy, sequential SGD with momentum, and scales the
+    commit coordinate by coordinate. The distance that the others have moved counts as part of the step. Many workers thus share
+    one momentum instead of multiplying it.
 
-    .. math::
+        Δ = -η_t g(s)
+        m_w ← μ m_w + Δ
+        π = clip((κ |m_w| - |θ - s|) / (|Δ| + ε), c_0, c_1)
+        θ ← θ + π ⊙ Δ
 
-      \Delta &= -\eta_t \, g(s) \\
-      m_w &\leftarrow \mu m_w + \Delta \\
-      \pi &= \mathrm{clip}\!\left(\frac{\kappa |m_w| - |\theta - s|}{|\Delta| + \varepsilon},\; c_0,\; c_1\right) \\
-      \theta &\leftarrow \theta + \pi \odot \Delta
-
-    all elementwise, with :math:`m_w = 0` at the start and :math:`\theta` the central variable before the commit. Where
-    :math:`\pi` is not clamped, :math:`|\theta - s| + \pi|\Delta| = \kappa|m_w|`: the energy matches exactly.
+    all elementwise, with m_w = 0 at the start and θ the central variable before the commit. Where π is not clamped,
+    |θ - s| + π|Δ| = κ|m_w|: the energy matches exactly.
 
     Reductions:
-      - one worker, nothing stale: :math:`|\pi\Delta| = \min(\kappa|m|, c_1|\Delta|)` with the sign of :math:`\Delta`, the
+      - one worker, nothing stale: |πΔ| = min(κ|m|, c_1|Δ|) with the sign of Δ, the
         step length of momentum SGD;
-      - in addition ``momentum=0`` and ``kappa=1``: ``optax.sgd`` (up to :math:`\varepsilon`).
+      - in addition ``momentum=0`` and ``kappa=1``: ``optax.sgd`` (up to ε).
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits. The paper's default is 0.01; its MNIST
+      learning_rate: η, a non-negative float or a schedule over commits. The paper's default is 0.01; its MNIST
         experiments use 0.05.
-      momentum: :math:`\mu` of the proxy, in [0, 1), default 0.9.
+      momentum: μ of the proxy, in [0, 1), default 0.9.
       num_workers: number of workers N, default 1.
-      kappa: :math:`\kappa \ge 0`, energy of the proxy (appendix B); default 1. Above 1 workers take longer steps; in the paper
+      kappa: κ ≥ 0, energy of the proxy (appendix B); default 1. Above 1 workers take longer steps; in the paper
         the loss improves up to about 3 and diverges at 4.
-      clamp: :math:`(c_0, c_1)`, bounds of :math:`\pi`; default (0, 5) as in the authors' code. ``None`` removes them:
-        :math:`\pi` is then negative where the others have moved farther than the proxy allows, and reverses the update there;
+      clamp: (c_0, c_1), bounds of π; default (0, 5) as in the authors' code. ``None`` removes them:
+        π is then negative where the others have moved farther than the proxy allows, and reverses the update there;
         with several workers that can diverge at any rate.
-      eps: :math:`\varepsilon \ge 0`, default 1e-12 (authors' code; the paper's text says 1e-16).
-      reading: the point :math:`s` and the point of the gradient; the sources differ.
+      eps: ε ≥ 0, default 1e-12 (authors' code; the paper's text says 1e-16).
+      reading: the point s and the point of the gradient; the sources differ.
 
-        - ``"equations"`` (default): the worker pulls after its own commit and computes there, and :math:`s` is that point.
-        - ``"code"``: the worker computes after its own commit, but :math:`s` is the central variable *before* that commit, so
-          :math:`|\theta - s|` includes the worker's own last update.
-        - ``"algorithm"``: Algorithm 1 to the letter. The worker pulls before its own commit; both the gradient and :math:`s`
+        - ``"equations"`` (default): the worker pulls after its own commit and computes there, and s is that point.
+        - ``"code"``: the worker computes after its own commit, but s is the central variable *before* that commit, so
+          |θ - s| includes the worker's own last update.
+        - ``"algorithm"``: Algorithm 1 to the letter. The worker pulls before its own commit; both the gradient and s
           are at that point.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps two copies of the parameters
-      per worker (:math:`m_w` and :math:`s`). In the reading ``"algorithm"`` :func:`gemjax.pull` returns the point before the
+      per worker (m_w and s). In the reading ``"algorithm"`` :func:`gemjax.pull` returns the point before the
       worker's own commit.
 
     Raises:
@@ -209,10 +207,10 @@ def gem(
       <https://arxiv.org/abs/1805.08469>`_, 2018
 
     Deviations from the paper:
-      1. :math:`\pi` is clamped, as in the authors' code but not in the equations; ``clamp=None`` gives the equations.
+      1. π is clamped, as in the authors' code but not in the equations; ``clamp=None`` gives the equations.
       2. The default order is that of the equations; see ``reading``.
-      3. :math:`\kappa` scales :math:`|m|` (equation 27), not :math:`|m|^2` (equation 26).
-      4. :math:`\varepsilon` is added to :math:`|\Delta|`, as in the paper; the authors' code adds it inside the absolute value.
+      3. κ scales |m| (equation 27), not |m|² (equation 26).
+      4. ε is added to |Δ|, as in the paper; the authors' code adds it inside the absolute value.
     """
     check_learning_rate(learning_rate)
     energy = match_energy(momentum, kappa, clamp, eps, reading)

@@ -59,7 +59,7 @@ def align_with_momentum(
       eps: as in :func:`gemjax.heloco`.
 
     Returns:
-      A transformation that keeps one copy of the parameters centrally (:math:`m`). It offers the diagnostics ``compensation``
+      A transformation that keeps one copy of the parameters centrally (m). It offers the diagnostics ``compensation``
       (before ``weight``) and ``look_ahead``.
 
     Raises:
@@ -127,49 +127,43 @@ def heloco(
     weight: float | None = None,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""HeLoCo: stale displacements are aligned with the outer momentum, tensor by tensor.
+    """HeLoCo: stale displacements are aligned with the outer momentum, tensor by tensor.
 
     Slow workers, and workers with their own data, commit displacements that suited another point. A displacement along the
     momentum is kept. One nearly at right angles to it is turned towards it and keeps its length. Of one against it, part of the
     opposing component is removed. A displacement that is long compared with the momentum changes most.
 
-    .. math::
+        c = Δ̂ · m̂,   f = ‖Δ‖ / (‖Δ‖ + κ ‖m‖ + ε)
+        c ≥ c_0:       Δ̃ = Δ
+        0 ≤ c < c_0:   Δ̃ = ‖Δ‖ y / ‖y‖,   y = (1 - λ) Δ̂ + λ m̂,   λ = min(k_t (1 - c) f, 1)
+        c < 0:         Δ̃ = Δ - β c ‖Δ‖ m̂,   β = min(-k_s c f, β_max)
+        m ← γ m + (1 - γ) ρ Δ̃
+        θ ← θ - η_t (ρ Δ̃ + γ m)
+        s_w ← θ - η_t γ m
 
-      c &= \hat\Delta \cdot \hat m, \quad f = \|\Delta\| \,/\, (\|\Delta\| + \kappa \|m\| + \varepsilon) \\
-      \tilde\Delta &= \begin{cases}
-        \Delta & c \ge c_0 \\
-        \|\Delta\| \, \frac{(1 - \lambda) \hat\Delta + \lambda \hat m}{\|(1 - \lambda) \hat\Delta + \lambda \hat m\|},
-        \quad \lambda = \min(k_t (1 - c) f, 1) & 0 \le c < c_0 \\
-        \Delta - \beta c \|\Delta\| \hat m, \quad \beta = \min(-k_s c f, \beta_{\max}) & c < 0
-      \end{cases} \\
-      m &\leftarrow \gamma m + (1 - \gamma) \rho \tilde\Delta \\
-      \theta &\leftarrow \theta - \eta_t (\rho \tilde\Delta + \gamma m) \\
-      s_w &\leftarrow \theta - \eta_t \gamma m
-
-    with :math:`m = 0` at the start, shared by all workers, :math:`w` the worker that commits, :math:`\Delta` its displacement
-    from its view :math:`s_w` to the point after its local steps, and :math:`\hat x = x / \|x\|`. The first three lines hold for
-    each tensor by itself.
+    with m = 0 at the start, shared by all workers, w the worker that commits, Δ its displacement from its view s_w to the point
+    after its local steps, and x̂ = x / ‖x‖. The first three lines hold for each tensor by itself.
 
     Reductions: if every displacement is kept (``keep_above=-1, weight=1``), the updates are those of
     :func:`gemjax.momentum_lookahead` for the same displacements, but the views are further ahead; with ``momentum=0`` as well
     it is :func:`gemjax.asgd`.
 
     Args:
-      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable;
+      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable;
         default 0.7. The look-ahead uses the rate of the last commit. The local optimizer has its own rate.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The mean does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The mean does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      keep_above: :math:`c_0` in [-1, 1], the lowest cosine at which a displacement is kept; default 0.2.
-      shrink: :math:`k_s \ge 0`, strength with which an opposing component is removed; default 0.5.
-      max_shrink: :math:`\beta_{\max}` in [0, 1], the largest share of it that is removed; default 0.5.
-      turn: :math:`k_t \ge 0`, strength with which a displacement is turned; default 1.
-      caution: :math:`\kappa \ge 0`, weakens changes in proportion to the length of the momentum; default 3.
-      weight: :math:`\rho \ge 0`, factor on each displacement; ``None`` (default) is :math:`1/\sqrt N`.
-      eps: :math:`\varepsilon \ge 0`, default 1e-8. Nothing is changed unless :math:`\Delta` and :math:`m` are both longer.
+      keep_above: c_0 in [-1, 1], the lowest cosine at which a displacement is kept; default 0.2.
+      shrink: k_s ≥ 0, strength with which an opposing component is removed; default 0.5.
+      max_shrink: β_max in [0, 1], the largest share of it that is removed; default 0.5.
+      turn: k_t ≥ 0, strength with which a displacement is turned; default 1.
+      caution: κ ≥ 0, weakens changes in proportion to the length of the momentum; default 3.
+      weight: ρ ≥ 0, factor on each displacement; ``None`` (default) is 1/√N.
+      eps: ε ≥ 0, default 1e-8. Nothing is changed unless Δ and m are both longer.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. It keeps no copy of the parameters per worker and one centrally (:math:`m`).
+      look-ahead. It keeps no copy of the parameters per worker and one centrally (m).
 
     Raises:
       ValueError: if ``learning_rate``, ``shrink``, ``turn``, ``caution``, ``weight`` or ``eps`` is negative, ``momentum``
@@ -195,7 +189,7 @@ def heloco(
     parameters.
 
     Deviations from the paper:
-      1. Cosines and norms are computed in float32 at least; :math:`m` has the dtypes of the parameters.
+      1. Cosines and norms are computed in float32 at least; m has the dtypes of the parameters.
       2. Commits that arrive close together are not merged into one; an engine can do that.
     """
     check_num_workers(num_workers)

@@ -157,22 +157,19 @@ def aggregate_recent(num_workers: int, max_age: int) -> optax.GradientTransforma
 def incremental(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, max_age: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Incremental aggregated asynchronous SGD (IA²SGD, ACE): each step uses the last gradient of every worker.
+    """Incremental aggregated asynchronous SGD (IA²SGD, ACE): each step uses the last gradient of every worker.
 
     If each worker has data of its own, steps along single gradients favour the fast workers, which commit more often. Here the
     last gradient of each worker stays in a table, and a step goes along the mean of the table: every worker has the same
     weight, whatever its speed. The price is a copy of the parameters per worker, and gradients that are used again until their
     worker returns, so the entry of a straggler grows old.
 
-    .. math::
+        h ← h + (g - h_w) / n
+        h_w ← g
+        θ ← θ - η_t h
 
-      h &\leftarrow h + (g - h_w) / n \\
-      h_w &\leftarrow g \\
-      \theta &\leftarrow \theta - \eta_t h
-
-    with :math:`g` the gradient of the worker :math:`w` that commits, :math:`h_w` its entry, :math:`h` the mean of the
-    :math:`n` entries, all 0 at the start, and :math:`n` the number of workers. :math:`\theta` does not move until the table is
-    full.
+    with g the gradient of the worker w that commits, h_w its entry, h the mean of the n entries, all 0 at the start, and n the
+    number of workers. θ does not move until the table is full.
 
     With ``max_age`` (ACED) the mean is that of the entries of the last ``max_age`` commits alone, so a worker that is lost or
     very slow stops to hold the others back, at the price of less weight for slow workers.
@@ -181,14 +178,14 @@ def incremental(
     makes the step of synchronous SGD.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      num_workers: number of workers :math:`n`, default 1. Each of them must commit once before the first step.
-      max_age: :math:`A`, commits since a gradient's own, from which on it counts no more; a positive int, at best some multiple
-        of :math:`n`; ``None`` (default) is no limit.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
+      num_workers: number of workers n, default 1. Each of them must commit once before the first step.
+      max_age: A, commits since a gradient's own, from which on it counts no more; a positive int, at best some multiple
+        of n; ``None`` (default) is no limit.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
-      worker (:math:`h_w`) and one centrally (:math:`h`).
+      worker (h_w) and one centrally (h).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, or ``num_workers`` or ``max_age`` not positive.
@@ -214,7 +211,7 @@ def incremental(
 
     Deviations from that code:
       1. The commit that fills the table makes the first step. There the next one does.
-      2. :math:`h` is kept in float32 where the parameters are narrower, and is updated by differences as there, so rounding
+      2. h is kept in float32 where the parameters are narrower, and is updated by differences as there, so rounding
          errors add up: slowly those of ordinary gradients, at once those of a very large one, which no later commit removes.
          Clip gradients to prevent them.
       3. A worker that leaves keeps its entry, without ``max_age``. With it the age counts from the commit of a gradient; the

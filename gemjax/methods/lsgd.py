@@ -124,7 +124,7 @@ def follow_leader(
     window: int = 10,
     anchors: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Keep the position of each worker, pull workers to the leader, and set the central variable to the leader.
+    """Keep the position of each worker, pull workers to the leader, and set the central variable to the leader.
 
     The atom of :func:`gemjax.lsgd`, whose docstring explains the mathematics and the arguments. It takes its input for the
     worker's displacement and goes last in a chain, without a learning rate behind it.
@@ -212,25 +212,21 @@ def lsgd(
     window: int = 10,
     anchors: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Leader SGD: each worker trains from its own position and is pulled towards the worker with the lowest loss.
+    """Leader SGD: each worker trains from its own position and is pulled towards the worker with the lowest loss.
 
-    If the loss is not convex, the average of several workers need not be good, but the best of them is. At each commit, after
-    :math:`\tau` local steps, a worker reports the losses of its mini-batches. Its position is then pulled towards the leader of
-    its group and, at a global exchange, towards the global leader, which has the lowest loss of all workers. A leader feels
-    no pull. The central variable is the position of the global leader.
+    If the loss is not convex, the average of several workers need not be good, but the best of them is. At each commit, after τ
+    local steps, a worker reports the losses of its mini-batches. Its position is then pulled towards the leader of its group
+    and, at a global exchange, towards the global leader, which has the lowest loss of all workers. A leader feels no pull. The
+    central variable is the position of the global leader.
 
-    .. math::
+        x_w ← s_w - η_t Δ_w,   ℓ_w ← mean of the last K losses of w
+        θ ← x_z,   z = argmin_j ℓ_j   over all workers,   z_G = argmin_j ℓ_j   over those of G(w)
+        s_w ← x_w - λ (x_w - x_(z_G))
+        s_w ← s_w - λ_G (s_w - x_z),   a_w ← x_z   at every n-th exchange of w
 
-      x_w &\leftarrow s_w - \eta_t \Delta_w, \quad \ell_w \leftarrow \text{mean of the last } K \text{ losses of } w \\
-      \theta &\leftarrow x_z, \quad z = \arg\min_j \ell_j, \quad z_G = \arg\min_{j \in G(w)} \ell_j \\
-      s_w &\leftarrow x_w - \lambda (x_w - x_{z_G}) \\
-      s_w &\leftarrow s_w - \lambda_G (s_w - x_z), \quad a_w \leftarrow x_z \quad
-        \text{at every } n\text{-th exchange of } w
-
-    with :math:`w` the worker that commits, :math:`G(w)` its group, :math:`s_w` its view, :math:`a_w` its anchor and
-    :math:`\Delta_w` the displacement by its local optimizer. The last two lines are computed at the pull. At the start all
-    positions, views and anchors are the initial parameters. Run it with
-    ``local=gemjax.LocalSteps(optax.sgd(rate), period)``.
+    with w the worker that commits, G(w) its group, s_w its view, a_w its anchor and Δ_w the displacement by its local
+    optimizer. The last two lines are computed at the pull. At the start all positions, views and anchors are the initial
+    parameters. Run it with ``local=gemjax.LocalSteps(optax.sgd(rate), period)``.
 
     **Asynchronous or in step.** If each worker pulls right after its commit, as in most traces, it is pulled towards the
     leaders of that moment: the method is fully asynchronous. If all workers commit before the first one pulls, the exchange is
@@ -238,10 +234,10 @@ def lsgd(
     on devices workers do not wait for each other.
 
     **Proximal extension.** With ``anchors=True`` each view comes with the points towards which
-    :func:`gemjax.rules.pull_to_anchors` pulls the worker at each local step: :math:`a_w`, the global leader's position at the
-    last global exchange, and then, with several groups, the position of the group's leader at the last exchange. The published
-    strengths are :math:`p_G / \tau_G` and :math:`p / \tau`. A new :math:`a_w` exists only at a global exchange, so a larger
-    ``global_period`` saves traffic; the engines of this library send both points with each view nevertheless.
+    :func:`gemjax.rules.pull_to_anchors` pulls the worker at each local step: a_w, the global leader's position at the last
+    global exchange, and then, with several groups, the position of the group's leader at the last exchange. The published
+    strengths are p_G / τ_G and p / τ. A new a_w exists only at a global exchange, so a larger ``global_period`` saves traffic;
+    the engines of this library send both points with each view nevertheless.
 
     **Evaluation.** ``result.params`` is the leader. The paper evaluates the average of the workers; see
     :func:`gemjax.rules.average_position`. The diagnostics ``leader`` and ``group_leader`` record which worker leads.
@@ -253,23 +249,23 @@ def lsgd(
       - at ``global_period=1``: both anchors are the leaders at the worker's last pull.
 
     Args:
-      learning_rate: :math:`\eta`, scales displacements, a non-negative float or a schedule over commits of the central
+      learning_rate: η, scales displacements, a non-negative float or a schedule over commits of the central
         variable; default 1. The local optimizer has the rate of the steps.
       num_workers: number of workers N, default 1.
-      strength: :math:`\lambda` in [0, 1], the pull towards the group's leader, default 0.1; not multiplied by a rate.
+      strength: λ in [0, 1], the pull towards the group's leader, default 0.1; not multiplied by a rate.
       groups: number of groups, a divisor of N, default 1; worker w belongs to group ``w // (N / groups)``. Put the workers of
         one host, or of one slice of the mesh, in one group.
-      global_strength: :math:`\lambda_G` in [0, 1], the pull towards the global leader, with several groups only; ``None``
+      global_strength: λ_G in [0, 1], the pull towards the global leader, with several groups only; ``None``
         (default) is ``strength``.
-      global_period: :math:`n \ge 1`, exchanges of a worker from one global exchange to the next, the paper's
-        :math:`\tau_G / \tau`; default 1. It has no effect with one group.
-      window: :math:`K \ge 1`, number of mini-batch losses in the mean that ranks a worker, default 10.
+      global_period: n ≥ 1, exchanges of a worker from one global exchange to the next, the paper's
+        τ_G / τ; default 1. It has no effect with one group.
+      window: K ≥ 1, number of mini-batch losses in the mean that ranks a worker, default 10.
       anchors: True sends the leaders' positions with each view; default False. It costs one copy of the parameters per worker
         with one group, two with several groups, and three if ``global_period > 1`` as well.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w, value=loss)``; :func:`gemjax.pull`
-      returns the worker's own position. It keeps two copies of the parameters per worker (:math:`x_w`, :math:`s_w`).
+      returns the worker's own position. It keeps two copies of the parameters per worker (x_w, s_w).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, a strength is outside [0, 1], a count is below 1, ``groups`` does not
@@ -292,9 +288,9 @@ def lsgd(
       Teng et al., `Leader Stochastic Gradient Descent for Distributed Training of Deep Learning Models
       <https://arxiv.org/abs/1905.10395>`_, 2019
 
-    Readings: the supplement of the paper was not available. The exchange is that of the released program: :math:`\lambda` is
-    not multiplied by the rate, the pull towards the group's leader comes first, and with one group there is one pull only.
-    The proximal extension is in the program, not in the paper.
+    Readings: the supplement of the paper was not available. The exchange is that of the released program: λ is not multiplied
+    by the rate, the pull towards the group's leader comes first, and with one group there is one pull only. The proximal
+    extension is in the program, not in the paper.
 
     Deviations from the paper and its program:
       1. In the asynchronous form the leaders are those at a worker's pull, and their positions are those of their last
@@ -303,7 +299,7 @@ def lsgd(
       3. The leader of a group without any commit is its first worker, at the central variable.
       4. With several groups and ``global_period=1`` both pulls happen. The program switches the group pull and its proximal
          term off if the two periods are equal; ``groups=1`` is that case.
-      5. In the program an evaluation overwrites the stored :math:`a_w` with the average of the workers until the next global
+      5. In the program an evaluation overwrites the stored a_w with the average of the workers until the next global
          exchange. Here it does not.
       6. Model state (BatchNorm statistics) is one for all workers and follows the engine's policy. In the program each worker
          has its own. Recompute the statistics for the parameters that you evaluate.
@@ -315,20 +311,17 @@ def lsgd(
 
 
 def average_position(opt_state: PyTree, *, exchange: str = "before") -> PyTree:
-    r"""Return the average of the positions of the workers of :func:`gemjax.lsgd`, the point that the paper evaluates.
+    """Return the average of the positions of the workers of :func:`gemjax.lsgd`, the point that the paper evaluates.
 
-    .. math::
+        x̄ = (1/N) Σ_j x_j,   s̄ = (1/N) Σ_j s_j
 
-      \bar x = \frac{1}{N} \sum_j x_j, \quad \bar s = \frac{1}{N} \sum_j s_j
-
-    with :math:`x_j` the position of worker :math:`j` at its last commit, before the exchange, and :math:`s_j` its last view,
-    after it. If all workers pull at the same leader :math:`x_z` with one group,
-    :math:`\bar s = (1 - \lambda) \bar x + \lambda x_z`. The authors' program evaluates right after an exchange; with several
-    groups it averages each group by itself.
+    with x_j the position of worker j at its last commit, before the exchange, and s_j its last view, after it. If all workers
+    pull at the same leader x_z with one group, s̄ = (1 - λ) x̄ + λ x_z. The authors' program evaluates right after an exchange;
+    with several groups it averages each group by itself.
 
     Args:
       opt_state: an optimizer state of :func:`gemjax.lsgd`, or of a chain with it, such as ``result.opt_state``.
-      exchange: ``"before"`` (default) for :math:`\bar x`, ``"after"`` for :math:`\bar s`. A trace in step ends before the
+      exchange: ``"before"`` (default) for x̄, ``"after"`` for s̄. A trace in step ends before the
         workers pull at their last meeting; call :func:`gemjax.pull` for each worker first.
 
     Returns:

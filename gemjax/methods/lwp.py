@@ -20,14 +20,13 @@ PAPERS = {"momentum_horizon": (FANG2018ACCELERATING,)}
 
 
 def momentum_horizon(momentum: float = 0.9) -> Callable[[jax.Array], jax.Array]:
-    r"""Return the horizon of Fang's momentum compensation, for ``lwp(horizon=…)``.
+    """Return the horizon of Fang's momentum compensation, for ``lwp(horizon=…)``.
 
-    A gradient :math:`\tau` commits late meets a velocity that has run on :math:`\tau` times. Without gradients it leads
-    :math:`\mu + \mu^2 + \dots + \mu^\tau = (\mu - \mu^{\tau+1}) / (1 - \mu)` steps ahead, where a horizon of :math:`\tau`
-    would assume that it does not decay.
+    A gradient τ commits late meets a velocity that has run on τ times. Without gradients it leads
+    μ + μ² + … + μ^τ = (μ - μ^(τ+1)) / (1 - μ) steps ahead, where a horizon of τ would assume that it does not decay.
 
     Args:
-      momentum: :math:`\mu` in [0, 1), that of the method, default 0.9.
+      momentum: μ in [0, 1), that of the method, default 0.9.
 
     Returns:
       A function from the staleness (int32 scalar) to the number of steps, a float scalar.
@@ -59,35 +58,33 @@ def lwp(
     *,
     horizon: Horizon | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Linear weight prediction: workers compute at the point to which the momentum will have led by their return.
+    """Linear weight prediction: workers compute at the point to which the momentum will have led by their return.
 
-    One momentum, shared by all workers, is assumed to stay constant for the :math:`D` commits by which a gradient will be late,
-    and the view is that many steps ahead. This suits the even delays of a pipeline. In asynchronous SGD the prediction itself
-    is made of stale gradients, and with many workers it diverges sooner than no prediction.
+    One momentum, shared by all workers, is assumed to stay constant for the D commits by which a gradient will be late, and the
+    view is that many steps ahead. This suits the even delays of a pipeline. In asynchronous SGD the prediction itself is made
+    of stale gradients, and with many workers it diverges sooner than no prediction.
 
-    .. math::
+        v ← γ v + g(s_w)
+        θ ← θ - η_t v
+        s_w ← θ - D η_t v
 
-      v &\leftarrow \gamma v + g(s_w) \\
-      \theta &\leftarrow \theta - \eta_t v \\
-      s_w &\leftarrow \theta - D \, \eta_t v
-
-    with :math:`v = 0` at the start, :math:`w` the worker that commits and :math:`s_w` its view.
+    with v = 0 at the start, w the worker that commits and s_w its view.
 
     Reductions: at ``horizon=0``, so by default with one worker, it is :func:`gemjax.momentum_asgd`; at
     ``horizon=momentum`` it is :func:`gemjax.nag_asgd`.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. A view between two
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. A view between two
         commits uses the rate of the last one.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      horizon: :math:`D \ge 0` in commits, or a function from the staleness of the worker's last commit (int32 scalar) to it;
+      horizon: D ≥ 0 in commits, or a function from the staleness of the worker's last commit (int32 scalar) to it;
         ``None`` (default) is N - 1, the mean staleness. ``momentum_horizon(momentum)`` of :mod:`gemjax.rules` is Fang's
         momentum compensation.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      prediction. It keeps no copy of the parameters per worker and one centrally (:math:`v`).
+      prediction. It keeps no copy of the parameters per worker and one centrally (v).
 
     Raises:
       ValueError: if ``learning_rate`` or ``horizon`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not
@@ -107,11 +104,11 @@ def lwp(
       <https://arxiv.org/abs/2003.11666>`_, 2020
 
     Readings: the prediction is the paper's velocity form; its weight-difference form gives the same at a constant rate. The
-    value of :math:`D` in the DANA paper's LWP baseline is not certain; N - 1 is the mean staleness of N workers.
+    value of D in the DANA paper's LWP baseline is not certain; N - 1 is the mean staleness of N workers.
 
     Deviations from the paper:
       1. The spike compensation of the paper is left out.
-      2. Delays are those of asynchronous workers, and :math:`D` is only their mean.
+      2. Delays are those of asynchronous workers, and D is only their mean.
     """
     check_num_workers(num_workers)
     atom = look_ahead_momentum(learning_rate, momentum, num_workers - 1 if horizon is None else horizon)

@@ -106,39 +106,35 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
 def malenia(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, batch_size: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Malenia SGD: mini-batch SGD for workers with data of their own, whose fast workers do not wait.
+    """Malenia SGD: mini-batch SGD for workers with data of their own, whose fast workers do not wait.
 
-    As in :func:`gemjax.rennala`, all workers compute at the same :math:`\theta`, again and again, and a gradient at older
-    parameters is refused. A round ends when each worker has committed and there are enough gradients. Then the gradients of
-    each worker are averaged, and these means over the workers: a fast worker has a more exact mean, but no larger weight. The
-    slowest worker determines the length of a round.
+    As in :func:`gemjax.rennala`, all workers compute at the same θ, again and again, and a gradient at older parameters is
+    refused. A round ends when each worker has committed and there are enough gradients. Then the gradients of each worker are
+    averaged, and these means over the workers: a fast worker has a more exact mean, but no larger weight. The slowest worker
+    determines the length of a round.
 
-    .. math::
+        b_w ← b_w + 1,   h_w ← h_w + (g - h_w) / b_w
+        if all b_j > 0 and 1 / ((1/n) Σ_j 1/b_j) ≥ S/n:
+            θ ← θ - (η_t / n) Σ_j h_j,   all b_j ← 0
 
-      b_w &\leftarrow b_w + 1, \quad h_w \leftarrow h_w + (g - h_w) / b_w \\
-      \theta &\leftarrow \theta - \frac{\eta_t}{n} \sum_{j=1}^{n} h_j, \quad b_j \leftarrow 0
-        \quad \text{if all } b_j > 0 \text{ and }
-        \Big(\frac{1}{n} \sum_{j=1}^{n} \frac{1}{b_j}\Big)^{-1} \ge \frac{S}{n}
-
-    with :math:`w` the worker that commits, :math:`g` its gradient, :math:`b_j` the number of gradients of worker :math:`j` in
-    this round, 0 at the start, :math:`h_j` their mean, and :math:`n` the number of workers. :math:`h_w` restarts at 0 where
-    :math:`b_w = 0`.
+    with w the worker that commits, g its gradient, b_j the number of gradients of worker j in this round, 0 at the start, h_j
+    their mean, and n the number of workers. h_w restarts at 0 where b_w = 0.
 
     Reductions: with one worker it is :func:`gemjax.rennala`; if each worker commits once per round, it is
     :func:`gemjax.rennala` at ``batch_size=num_workers``, which is mini-batch SGD.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. Each gathered
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. Each gathered
         gradient is a commit; a step has the rate of the commit that completes it.
-      num_workers: number of workers :math:`n`, default 1. Each of them must commit in each round.
-      batch_size: :math:`S \ge n`: the harmonic mean of the workers' gradients in a round is at least :math:`S/n`. ``None``
-        (default) is :math:`n`, one gradient of each worker. The theory has
-        :math:`\max(n, \lceil\sigma^2/\varepsilon\rceil)`, with :math:`\sigma^2` the variance of a gradient and
-        :math:`\varepsilon` the target for the squared norm of the gradient.
+      num_workers: number of workers n, default 1. Each of them must commit in each round.
+      batch_size: S ≥ n: the harmonic mean of the workers' gradients in a round is at least S/n. ``None``
+        (default) is n, one gradient of each worker. The theory has
+        max(n, ⌈σ²/ε⌉), with σ² the variance of a gradient and
+        ε the target for the squared norm of the gradient.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
-      worker (:math:`h_w`) and one centrally (their mean).
+      worker (h_w) and one centrally (their mean).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``num_workers`` not positive or ``batch_size`` below ``num_workers``.
@@ -157,9 +153,9 @@ def malenia(
       Tyurin & Richtárik, `Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation
       Model <https://arxiv.org/abs/2305.12387>`_, 2023
 
-    Readings: the text of the paper was not available in full; the condition for :math:`S > n` is recalled from it. At
-    :math:`S = n` the rule is that of `the code of Ringmaster LMO <https://github.com/vectozavr/ringmaster-lmo>`_, which ends a
-    round when each worker has committed.
+    Readings: the text of the paper was not available in full; the condition for S > n is recalled from it. At S = n the rule is
+    that of `the code of Ringmaster LMO <https://github.com/vectozavr/ringmaster-lmo>`_, which ends a round when each worker has
+    committed.
 
     Deviations from the paper:
       1. A worker is not interrupted at a step. It finishes its gradient, which is then refused.

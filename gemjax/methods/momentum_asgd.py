@@ -56,21 +56,20 @@ class LookAheadMomentumState(NamedTuple):
 def look_ahead_momentum(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, horizon: Horizon | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Heavy-ball momentum shared by all workers, with views ahead of the central variable.
+    """Heavy-ball momentum shared by all workers, with views ahead of the central variable.
 
-    The atom of :func:`gemjax.nag_asgd` and :func:`gemjax.lwp`. It turns gradients into the velocity
-    :math:`v \leftarrow \gamma v + g`, so it goes before the learning rate in a chain. :func:`gemjax.pull` then returns
-    :math:`\theta - D\,\eta_t\,v`, with the rate of the last commit.
+    The atom of :func:`gemjax.nag_asgd` and :func:`gemjax.lwp`. It turns gradients into the velocity v ← γ v + g, so it goes
+    before the learning rate in a chain. :func:`gemjax.pull` then returns θ - D η_t v, with the rate of the last commit.
 
     Args:
-      learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets the length of a step.
-      momentum: :math:`\gamma` in [0, 1), default 0.9.
-      horizon: :math:`D \ge 0`, the look-ahead in steps :math:`\eta v`; or a function from the staleness of the worker's last
+      learning_rate: η, the rate that the chain applies; here it only sets the length of a step.
+      momentum: γ in [0, 1), default 0.9.
+      horizon: D ≥ 0, the look-ahead in steps η v; or a function from the staleness of the worker's last
         commit (int32 scalar) to it, as :func:`gemjax.rules.momentum_horizon`. ``None`` (default) is ``momentum``, as in
         Nesterov's method.
 
     Returns:
-      A transformation that keeps one copy of the parameters centrally (:math:`v`). It offers the diagnostic ``look_ahead``.
+      A transformation that keeps one copy of the parameters centrally (v). It offers the diagnostic ``look_ahead``.
 
     Raises:
       ValueError: if ``learning_rate`` or ``horizon`` is negative or ``momentum`` outside [0, 1).
@@ -105,30 +104,28 @@ def look_ahead_momentum(
 def momentum_asgd(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Asynchronous SGD with one heavy-ball momentum that all workers share.
+    """Asynchronous SGD with one heavy-ball momentum that all workers share.
 
-    This is a parameter server with a momentum optimizer. Each gradient acts for about :math:`1/(1-\gamma)` commits, while other
-    gradients arrive that were computed before it was applied. Momentum thus multiplies the distance between the central
-    variable and the points of the gradients, and many workers diverge at a rate that is safe for one.
+    This is a parameter server with a momentum optimizer. Each gradient acts for about 1/(1-γ) commits, while other gradients
+    arrive that were computed before it was applied. Momentum thus multiplies the distance between the central variable and the
+    points of the gradients, and many workers diverge at a rate that is safe for one.
 
-    .. math::
+        v ← γ v + g
+        θ ← θ - η_t v
 
-      v &\leftarrow \gamma v + g \\
-      \theta &\leftarrow \theta - \eta_t v
-
-    with :math:`v = 0` at the start, one for all workers.
+    with v = 0 at the start, one for all workers.
 
     Reductions: with one worker it is ``optax.sgd(learning_rate, momentum)``; at ``momentum=0`` it is :func:`gemjax.asgd`. It
     consists of ``optax.trace(momentum)`` in front of the learning rate.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
-      worker and one centrally (:math:`v`).
+      worker and one centrally (v).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -155,33 +152,31 @@ def momentum_asgd(
 def nag_asgd(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""NAG-ASGD: one Nesterov momentum that all workers share.
+    """NAG-ASGD: one Nesterov momentum that all workers share.
 
     :func:`gemjax.momentum_asgd` in which a view is the point to which the momentum alone would carry the central variable next.
     That point is one commit ahead, but N - 1 commits happen before the gradient arrives, so the method diverges like the heavy
     ball. It is the baseline of DANA.
 
-    .. math::
+        v ← γ v + g(s_w)
+        θ ← θ - η_t v
+        s_w ← θ - η_t γ v
 
-      v &\leftarrow \gamma v + g(s_w) \\
-      \theta &\leftarrow \theta - \eta_t v \\
-      s_w &\leftarrow \theta - \eta_t \gamma v
-
-    with :math:`v = 0` at the start, :math:`w` the worker that commits and :math:`s_w` its view.
+    with v = 0 at the start, w the worker that commits and s_w its view.
 
     Reductions: with one worker and a constant rate the views are the parameters of
     ``optax.sgd(learning_rate, momentum, nesterov=True)``; at ``momentum=0`` it is :func:`gemjax.asgd`. It is
     :func:`gemjax.lwp` with ``horizon=momentum``.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. A view between two
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. A view between two
         commits uses the rate of the last one.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. It keeps no copy of the parameters per worker and one centrally (:math:`v`).
+      look-ahead. It keeps no copy of the parameters per worker and one centrally (v).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.

@@ -29,16 +29,16 @@ class DiscountMomentumState(NamedTuple):
 
 
 def discount_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtraArgs:
-    r"""Nesterov momentum with a running mean of the displacements in place of their sum.
+    """Nesterov momentum with a running mean of the displacements in place of their sum.
 
-    The atom of :func:`gemjax.momentum_lookahead`: :math:`m \leftarrow \gamma m + (1 - \gamma) g`, with the output
-    :math:`g + \gamma m`. It goes before the learning rate in a chain.
+    The atom of :func:`gemjax.momentum_lookahead`: m ← γ m + (1 - γ) g, with the output g + γ m. It goes before the learning
+    rate in a chain.
 
     Args:
-      momentum: :math:`\gamma` in [0, 1), default 0.9.
+      momentum: γ in [0, 1), default 0.9.
 
     Returns:
-      A transformation that keeps one copy of the parameters centrally (:math:`m`).
+      A transformation that keeps one copy of the parameters centrally (m).
 
     Raises:
       ValueError: if ``momentum`` is outside [0, 1).
@@ -70,41 +70,38 @@ def discounted_step(momentum: Any, updates: PyTree, mean: PyTree) -> tuple[PyTre
 def momentum_lookahead(
     learning_rate: optax.ScalarOrSchedule = 0.7, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""MLA: Nesterov's look-ahead over displacements, with a momentum that is a mean instead of a sum.
+    """MLA: Nesterov's look-ahead over displacements, with a momentum that is a mean instead of a sum.
 
     Workers run local steps and commit their displacements. A view is the point to which the momentum alone would carry the
-    central variable next. The momentum is a running mean: many stale displacements weigh no more in it than one, so
-    :math:`\gamma` can be close to 1 without the central variable moving far from the views of workers that still compute.
+    central variable next. The momentum is a running mean: many stale displacements weigh no more in it than one, so γ can be
+    close to 1 without the central variable moving far from the views of workers that still compute.
 
-    .. math::
+        m ← γ m + (1 - γ) Δ
+        Θ ← Θ - η_t (Δ + γ m)
 
-      m &\leftarrow \gamma m + (1 - \gamma) \Delta \\
-      \Theta &\leftarrow \Theta - \eta_t \left(\Delta + \gamma m\right)
+    with m = 0 at the start, shared by all workers, and Δ the displacement of the worker that commits, from its view to the
+    point after its local steps. Θ = θ - ηγ m is the look-ahead point itself. At a constant rate the views are the same as those
+    of a central variable θ that sends this point,
 
-    with :math:`m = 0` at the start, shared by all workers, and :math:`\Delta` the displacement of the worker that commits, from
-    its view to the point after its local steps. :math:`\Theta = \theta - \eta\gamma m` is the look-ahead point itself. At a
-    constant rate the views are the same as those of a central variable :math:`\theta` that sends this point,
+        θ ← θ - η (Δ + γ m)
+        m ← γ m + (1 - γ) Δ
+        s_w ← θ - η γ m
 
-    .. math::
-
-      \theta \leftarrow \theta - \eta \left(\Delta + \gamma m\right), \quad m \leftarrow \gamma m + (1 - \gamma) \Delta,
-      \quad s_w \leftarrow \theta - \eta \gamma m
-
-    with the old :math:`m` in the first step and the new one in the last.
+    with the old m in the first step and the new one in the last.
 
     Reductions: with one worker it is ``optax.sgd(learning_rate, momentum, nesterov=True)`` except that the velocity counts only
-    :math:`1 - \gamma` of itself; at ``momentum=0`` it is :func:`gemjax.asgd`. :func:`gemjax.heloco` that keeps every
-    displacement (``keep_above=-1, weight=1``) makes the same updates for the same displacements.
+    1 - γ of itself; at ``momentum=0`` it is :func:`gemjax.asgd`. :func:`gemjax.heloco` that keeps every displacement
+    (``keep_above=-1, weight=1``) makes the same updates for the same displacements.
 
     Args:
-      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable;
+      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable;
         default 0.7. The local optimizer has its own rate.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The mean does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The mean does not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps no copy of the
-      parameters per worker and one centrally (:math:`m`).
+      parameters per worker and one centrally (m).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.

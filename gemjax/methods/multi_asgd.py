@@ -11,30 +11,28 @@ from gemjax.protocol.staleness import asynchronous
 def multi_asgd(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Multi-ASGD: the gradients of each worker feed that worker's own momentum.
+    """Multi-ASGD: the gradients of each worker feed that worker's own momentum.
 
     With one momentum shared by N workers, each gradient is amplified by steps that other, stale gradients caused. Separate
-    momenta remove that coupling, though each commit still moves :math:`\theta` by a whole velocity. It is DANA-Zero without the
-    look-ahead, and the baseline that shows the effect of the look-ahead.
+    momenta remove that coupling, though each commit still moves θ by a whole velocity. It is DANA-Zero without the look-ahead,
+    and the baseline that shows the effect of the look-ahead.
 
-    .. math::
+        v_w ← γ v_w + g
+        θ ← θ - η_t v_w
 
-      v_w &\leftarrow \gamma v_w + g \\
-      \theta &\leftarrow \theta - \eta_t v_w
-
-    with :math:`v_w = 0` at the start and :math:`w` the worker that commits.
+    with v_w = 0 at the start and w the worker that commits.
 
     Reductions: with one worker it is ``optax.sgd(learning_rate, momentum)``; at ``momentum=0`` it is :func:`gemjax.asgd`. It
     consists of ``per_worker(optax.trace(momentum))`` in front of the learning rate.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
-      worker (:math:`v_w`).
+      worker (v_w).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -54,7 +52,7 @@ def multi_asgd(
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
     Readings: the available parts of the paper do not settle if the view of worker w in Multi-ASGD is its own Nesterov point
-    :math:`\theta - \eta\gamma v_w`. Here, as in the plain description, the view is :math:`\theta` itself.
+    θ - ηγ v_w. Here, as in the plain description, the view is θ itself.
     """
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)

@@ -30,7 +30,7 @@ class CorrectOneStepDelayState(NamedTuple):
 
 
 def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformationExtraArgs:
-    r"""Add to an update the change that a gradient without a delay of one step would have made.
+    """Add to an update the change that a gradient without a delay of one step would have made.
 
     The atom of :func:`gemjax.one_step_delay`. It acts on *updates that already carry the learning rate*, so it goes last in a
     chain, behind any optax optimizer. It reads nothing of the staleness protocol and also works in an ordinary ``optax.chain``.
@@ -39,7 +39,7 @@ def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformatio
       strength: as in :func:`gemjax.one_step_delay`.
 
     Returns:
-      A transformation that keeps one copy of the parameters centrally (:math:`u_{t-1}`). It offers the diagnostic
+      A transformation that keeps one copy of the parameters centrally (u[t-1]). It offers the diagnostic
       ``compensation``.
 
     Raises:
@@ -81,18 +81,16 @@ def one_step_delay(
     *,
     strength: float = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""One-step-delay correction: each update is extended by its difference from the previous one.
+    """One-step-delay correction: each update is extended by its difference from the previous one.
 
     In a pipeline with two versions of the weights every gradient is one step old. The part that the delayed optimizer did not
-    know at its last update, :math:`u_t - u_{t-1}`, is added to the next one, as error feedback does with the error of a
-    compression. If updates drift evenly, the sum is the update without delay.
+    know at its last update, u_t - u[t-1], is added to the next one, as error feedback does with the error of a compression. If
+    updates drift evenly, the sum is the update without delay.
 
-    .. math::
+        v ← γ v + g(θ[t-1]),   u_t = -η_t v
+        θ[t+1] = θ[t] + u_t + c (u_t - u[t-1])
 
-      v &\leftarrow \gamma v + g(\theta_{t-1}), \quad u_t = -\eta_t v \\
-      \theta_{t+1} &= \theta_t + u_t + c \, (u_t - u_{t-1})
-
-    with :math:`v = 0` and no correction at the first commit; :math:`v` and :math:`u_{t-1}` are one for all workers.
+    with v = 0 and no correction at the first commit; v and u[t-1] are one for all workers.
 
     Reductions: at ``strength=0``, and where updates do not change, it is :func:`gemjax.momentum_asgd`. With a delay of exactly
     one (two workers in turn) and updates that drift evenly, its updates are those without delay.
@@ -104,16 +102,16 @@ def one_step_delay(
     ...     optax.chain(optax.adamw(1e-3), gemjax.rules.correct_one_step_delay()), num_workers=2)
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. After it falls to 0,
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. After it falls to 0,
         the last update is still corrected once.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1; two workers in turn have the paper's delay. No result is known for longer
         delays: the correction looks one step ahead, whatever the staleness.
-      strength: :math:`c \ge 0`, default 1 as in the paper.
+      strength: c ≥ 0, default 1 as in the paper.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
-      worker and two centrally (:math:`v`, :math:`u_{t-1}`).
+      worker and two centrally (v, u[t-1]).
 
     Raises:
       ValueError: if ``learning_rate`` or ``strength`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not
@@ -132,9 +130,9 @@ def one_step_delay(
       Zmushko et al., `One-Step Gradient Delay is Not a Barrier for Large-Scale Asynchronous Pipeline Parallel LLM
       Pretraining <https://arxiv.org/abs/2606.30634>`_, 2026
 
-    Readings: the text of the paper was not available in full. The equation, :math:`c = 1` and the plain first step are those of
-    an independent implementation, in which :math:`u` also carries the learning rate of its own step (and the decoupled weight
-    decay, if the optimizer has one).
+    Readings: the text of the paper was not available in full. The equation, c = 1 and the plain first step are those of an
+    independent implementation, in which u also carries the learning rate of its own step (and the decoupled weight decay, if
+    the optimizer has one).
 
     Deviations from the paper:
       1. The paper corrects optimizers such as AdamW and Muon. This alias has SGD with momentum; a chain has any other.

@@ -32,7 +32,7 @@ def order_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtraAr
     chain inside :func:`gemjax.asynchronous`.
 
     Args:
-      momentum: :math:`\\beta` in [0, 1), default 0.9.
+      momentum: β in [0, 1), default 0.9.
 
     Returns:
       A transformation that needs the extra arguments ``staleness`` and ``num_workers``. It keeps one copy of the parameters
@@ -64,34 +64,33 @@ def order_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtraAr
 def ordered_momentum(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Ordered momentum (OrMo): momentum that decays once per N commits, with each gradient in the place of its pull.
+    """Ordered momentum (OrMo): momentum that decays once per N commits, with each gradient in the place of its pull.
 
     Heavy ball at every commit decays N times as fast as that of synchronous SGD, and counts a late gradient as new. Here
-    commits are in rounds of N. The momentum decays once per round, and a gradient that was pulled :math:`j` rounds ago enters
-    it decayed :math:`j` times, while its step makes up for the steps that it would have made since. After each commit the
-    central variable is where synchronous SGD with momentum would be with the same gradients.
+    commits are in rounds of N. The momentum decays once per round, and a gradient that was pulled j rounds ago enters it
+    decayed j times, while its step makes up for the steps that it would have made since. After each commit the central variable
+    is where synchronous SGD with momentum would be with the same gradients.
 
-    .. math::
+        if t mod N = 0:
+            θ ← θ - η_t β u,   u ← β u
+        j = ⌊t / N⌋ - ⌊(t - τ) / N⌋
+        u ← u + β^j g
+        θ ← θ - η_t ((1 - β^(j+1)) / (1 - β)) g
 
-      &\text{if } t \bmod N = 0: \quad \theta \leftarrow \theta - \eta_t \beta u, \quad u \leftarrow \beta u \\
-      &j = \lfloor t / N \rfloor - \lfloor (t - \tau) / N \rfloor \\
-      &u \leftarrow u + \beta^j g \\
-      &\theta \leftarrow \theta - \eta_t \, \frac{1 - \beta^{j+1}}{1 - \beta} \, g
-
-    with :math:`t` the commits so far, :math:`\tau` the staleness and :math:`u = 0` at the start, one for all workers.
+    with t the commits so far, τ the staleness and u = 0 at the start, one for all workers.
 
     Reductions: at ``momentum=0`` it is :func:`gemjax.asgd`; with one worker it is ``optax.sgd(learning_rate, momentum)``. If
     all workers commit before one pulls, N commits make one step of synchronous SGD with momentum along the sum of their
     gradients.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      momentum: :math:`\beta` in [0, 1), default 0.9, per N commits. The velocity does not carry the learning rate.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
+      momentum: β in [0, 1), default 0.9, per N commits. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
-      worker and one centrally (:math:`u`).
+      worker and one centrally (u).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -113,7 +112,7 @@ def ordered_momentum(
     are taken to be counted from 1, so that a round is N commits and the reductions hold.
 
     Deviations from the paper:
-      1. :math:`u` does not carry the learning rate, which is the same at a constant rate.
+      1. u does not carry the learning rate, which is the same at a constant rate.
       2. The delay-adaptive form (OrMo-DA) is a chain with :func:`gemjax.rules.scale_by_staleness` in front of
          :func:`gemjax.rules.order_momentum`.
     """

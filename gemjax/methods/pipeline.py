@@ -74,13 +74,13 @@ class DelayStagesState(NamedTuple):
 def delay_stages(
     inner: optax.GradientTransformation, num_stages: int, stages: Groups | None = None, *, horizon: float = 0.0
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Delay the gradient of each leaf as the stages of an asynchronous pipeline do.
+    """Delay the gradient of each leaf as the stages of an asynchronous pipeline do.
 
-    While a mini-batch runs through :math:`P` stages and back, stage :math:`k` makes :math:`\tau_k = P - 1 - k` updates. For its
-    leaves ``inner`` receives the gradients of commit :math:`t - \tau_k`, zero before there is one, and, if a member asks for
-    ``stale_params``, these leaves as they were then: :func:`gemjax.rules.compensate_delay` works inside, leaf by leaf (with
-    several workers in its constant variant, which keeps nothing per worker). The delay adds to the staleness of several workers
-    and is not part of the ``staleness`` that members receive.
+    While a mini-batch runs through P stages and back, stage k makes τ_k = P - 1 - k updates. For its leaves ``inner`` receives
+    the gradients of commit t - τ_k, zero before there is one, and, if a member asks for ``stale_params``, these leaves as they
+    were then: :func:`gemjax.rules.compensate_delay` works inside, leaf by leaf (with several workers in its constant variant,
+    which keeps nothing per worker). The delay adds to the staleness of several workers and is not part of the ``staleness``
+    that members receive.
 
     With more than one stage the leaves that ``inner`` receives are of several commits. So it receives neither ``local_steps``
     nor ``local_losses``, with several workers no ``worker`` either, and ``staleness`` and ``value`` are those of the newest
@@ -88,19 +88,19 @@ def delay_stages(
     :func:`gemjax.per_worker` go in front. For a pipeline per worker put all of it inside of :func:`gemjax.per_worker`.
 
     Reductions: with one stage it is ``inner``; if all leaves are in the first stage and there is one worker, it is ``inner``
-    with :math:`P` workers in turn, :math:`P - 1` commits later.
+    with P workers in turn, P - 1 commits later.
 
     Args:
       inner: an optimizer with its learning rate, such as ``optax.adamw(1e-3)``.
-      num_stages: :math:`P`, a positive int.
+      num_stages: P, a positive int.
       stages: the stage of each leaf: ``None`` (default): consecutive leaves in groups of equal size, as far as possible;
         prefixes of paths, one or a tuple per stage; or a function from path and leaf to the stage, as the fragments of
         :func:`gemjax.rules.by_fragment`.
-      horizon: weight prediction: the view of a leaf is ``horizon`` times :math:`\tau_k` last updates ahead; default 0. With 1
+      horizon: weight prediction: the view of a leaf is ``horizon`` times τ_k last updates ahead; default 0. With 1
         the gradient is computed where the leaf will be, if updates do not change.
 
     Returns:
-      A transformation that keeps :math:`P - 1` copies of the parameters centrally, twice as many for members that compare with
+      A transformation that keeps P - 1 copies of the parameters centrally, twice as many for members that compare with
       stale parameters, and one more for weight prediction.
 
     Raises:
@@ -183,20 +183,19 @@ def delays_of(num_stages: int, stages: Any, params: PyTree) -> PyTree:
 def stage_momentum(
     momentum: float, num_stages: int, stages: Groups | None = None, *, highest: float = 0.99
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Discounted Nesterov momentum that rises with the delay of a stage.
+    """Discounted Nesterov momentum that rises with the delay of a stage.
 
-    The momentum of stage :math:`k` is :math:`\beta_k = \beta + \tau_k (\beta_{\max} - \beta) / P`. The atom of
-    :func:`gemjax.async_pipeline`, whose docstring explains the mathematics. It goes before the learning rate in a chain, inside
-    :func:`gemjax.rules.delay_stages`.
+    The momentum of stage k is β_k = β + τ_k (β_max - β) / P. The atom of :func:`gemjax.async_pipeline`, whose docstring
+    explains the mathematics. It goes before the learning rate in a chain, inside :func:`gemjax.rules.delay_stages`.
 
     Args:
-      momentum: :math:`\beta` in [0, 1), that of the last stage.
+      momentum: β in [0, 1), that of the last stage.
       num_stages: as in :func:`gemjax.rules.delay_stages`.
       stages: as in :func:`gemjax.rules.delay_stages`.
-      highest: :math:`\beta_{\max}` in [0, 1), default 0.99; ``momentum`` for the same momentum at all stages.
+      highest: β_max in [0, 1), default 0.99; ``momentum`` for the same momentum at all stages.
 
     Returns:
-      A transformation that keeps one copy of the parameters centrally (:math:`m`).
+      A transformation that keeps one copy of the parameters centrally (m).
 
     Raises:
       ValueError: if ``momentum`` or ``highest`` is outside [0, 1) or ``num_stages`` not positive.
@@ -233,21 +232,19 @@ def async_pipeline(
     horizon: float = 0.0,
     strength: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Asynchronous pipeline parallelism: Nesterov momentum whose strength rises with the delay of a stage.
+    """Asynchronous pipeline parallelism: Nesterov momentum whose strength rises with the delay of a stage.
 
     A pipeline without bubbles updates a stage with gradients that are as old as the stages behind it are many. Nesterov's
     look-ahead compensates a delay if the momentum is large, so the momentum of a stage grows with its delay.
 
-    .. math::
+        τ_k = P - 1 - k,   β_k = β + τ_k (β_max - β) / P
+        g̃ = g[t-τ_k] + λ g[t-τ_k]² (θ[t] - θ[t-τ_k])
+        m ← β_k m + (1 - β_k) g̃
+        θ ← θ - η_t (β_k m + (1 - β_k) g̃)
 
-      \tau_k &= P - 1 - k, \quad \beta_k = \beta + \tau_k (\beta_{\max} - \beta) / P \\
-      \tilde g &= g_{t - \tau_k} + \lambda \, g_{t - \tau_k}^2 \, (\theta_t - \theta_{t - \tau_k}) \\
-      m &\leftarrow \beta_k m + (1 - \beta_k) \tilde g \\
-      \theta &\leftarrow \theta - \eta_t \left(\beta_k m + (1 - \beta_k) \tilde g\right)
-
-    for the leaves of stage :math:`k = 0, \dots, P - 1`, with :math:`m = 0` at the start, :math:`g_j` the gradient of commit
-    :math:`j`, zero before the first one, and :math:`\lambda` the strength of DC-ASGD's delay compensation. With weight
-    prediction gradients are computed at :math:`\theta_t + h \tau_k u_t`, for :math:`u_t` the last update.
+    for the leaves of stage k = 0, …, P - 1, with m = 0 at the start, g_j the gradient of commit j, zero before the first one,
+    and λ the strength of DC-ASGD's delay compensation. With weight prediction gradients are computed at θ[t] + h τ_k u_t, for
+    u_t the last update.
 
     Reductions: with one stage it is discounted Nesterov momentum; with ``momentum=highest=0`` and one stage,
     :func:`gemjax.asgd`.
@@ -255,19 +252,19 @@ def async_pipeline(
     For another optimizer delay that one: ``gemjax.asynchronous(gemjax.rules.delay_stages(optax.nadamw(1e-3), num_stages=8))``.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      momentum: :math:`\beta` in [0, 1), that of the last stage, default 0.9. The mean does not carry the learning rate.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
+      momentum: β in [0, 1), that of the last stage, default 0.9. The mean does not carry the learning rate.
       num_workers: number of workers N, default 1: one pipeline. The staleness of several adds to the delays.
-      num_stages: :math:`P`, a positive int, default 4.
+      num_stages: P, a positive int, default 4.
       stages: the stage of each leaf, as in :func:`gemjax.rules.delay_stages`; ``None`` (default): groups of equal size.
-      highest: :math:`\beta_{\max}` in [0, 1), default 0.99.
-      horizon: :math:`h \ge 0` of weight prediction, default 0.
-      strength: :math:`\lambda \ge 0`, default 0.
+      highest: β_max in [0, 1), default 0.99.
+      horizon: h ≥ 0 of weight prediction, default 0.
+      strength: λ ≥ 0, default 0.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; with ``horizon`` :func:`gemjax.pull`
-      returns the prediction. It keeps :math:`P` copies of the parameters centrally (:math:`P - 1` gradients, :math:`m`), with
-      ``strength`` another :math:`P - 1` and one copy per worker, and with ``horizon`` one more.
+      returns the prediction. It keeps P copies of the parameters centrally (P - 1 gradients, m), with
+      ``strength`` another P - 1 and one copy per worker, and with ``horizon`` one more.
 
     Raises:
       ValueError: if ``learning_rate``, ``horizon`` or ``strength`` is negative, ``momentum`` or ``highest`` outside [0, 1), or

@@ -13,28 +13,26 @@ def proximal_log_probs(
     clock: jax.typing.ArrayLike,
     interpolation: str = "loglinear",
 ) -> jax.Array:
-    r"""Estimate the log-probabilities of the previous version of a policy, without a forward pass of it (AReaL).
+    """Estimate the log-probabilities of the previous version of a policy, without a forward pass of it (AReaL).
 
     The decoupled loss of PPO clips the ratio to a *proximal* policy and weighs with the ratio of that one to the policy of
     behaviour, so that stale samples are not clipped away. The proximal policy is the one before the present update. Its
     log-probabilities lie between two that are known:
 
-    .. math::
+        α = (t - 1 - v) / (t - v)
+        log π_prox = log π_behav + α (log π_θ - log π_behav)
 
-      \alpha = \frac{t - 1 - v}{t - v}, \quad
-      \log \pi_{prox} = \log \pi_{behav} + \alpha \, (\log \pi_\theta - \log \pi_{behav})
+    with v the version of a token and t the present one; α is cut to [0, 1]. With ``interpolation="linear"`` the probabilities
+    are interpolated, not their logarithms.
 
-    with :math:`v` the version of a token and :math:`t` the present one; :math:`\alpha` is cut to [0, 1]. With
-    ``interpolation="linear"`` the probabilities are interpolated, not their logarithms.
-
-    Reductions: tokens of the version :math:`t - 1` or newer, and those of a prompt (a negative version), keep
-    :math:`\log \pi_{behav}`; then the loss is that of PPO.
+    Reductions: tokens of the version t - 1 or newer, and those of a prompt (a negative version), keep log π_behav; then the
+    loss is that of PPO.
 
     Args:
-      behaviour: :math:`\log \pi_{behav}`, as recorded with the samples, a float array, usually [B, T].
-      current: :math:`\log \pi_\theta`, like ``behaviour``.
-      versions: :math:`v`, the clock at which each token was generated, ints that broadcast to ``behaviour``.
-      clock: :math:`t`, an int scalar.
+      behaviour: log π_behav, as recorded with the samples, a float array, usually [B, T].
+      current: log π_θ, like ``behaviour``.
+      versions: v, the clock at which each token was generated, ints that broadcast to ``behaviour``.
+      clock: t, an int scalar.
       interpolation: ``"loglinear"`` (default) or ``"linear"``.
 
     Returns:
@@ -69,23 +67,20 @@ def importance_weights(
     high: float = 2.0,
     outside: str = "truncate",
 ) -> jax.Array:
-    r"""Return weights of stale samples, the ratios of the present policy to that of behaviour, truncated or masked.
+    """Return weights of stale samples, the ratios of the present policy to that of behaviour, truncated or masked.
 
-    Multiply the loss of each token by its weight. With :math:`\ell_t = \log \pi_\theta - \log \pi_{behav}` of token :math:`t`
-    the ratio is
+    Multiply the loss of each token by its weight. With ℓ_t = log π_θ - log π_behav of token t the ratio is
 
-    .. math::
-
-      \rho_t = e^{\ell_t} \text{ (token)}, \quad
-      \rho = e^{\sum_s \ell_s} \text{ (sequence)}, \quad
-      \rho = e^{\frac{1}{T} \sum_s \ell_s} \text{ (geometric)}
+        ρ_t = exp(ℓ_t)               (token)
+        ρ = exp(Σ_s ℓ_s)             (sequence)
+        ρ = exp((1/T) Σ_s ℓ_s)       (geometric)
 
     with sums over the tokens of the sequence in ``mask``. That of the sequence is unbiased, and its variance grows with the
     length; that of tokens ignores how the tokens before came about; the geometric one is a measure of how far the policies are
     apart, for masks.
 
     Args:
-      log_ratio: :math:`\ell`, float [..., T]; 0 where the policies agree. No gradient passes through it.
+      log_ratio: ℓ, float [..., T]; 0 where the policies agree. No gradient passes through it.
       mask: bool [..., T], True for the tokens that the policy generated; ``None`` (default) is all.
       level: ``"token"`` (default), ``"sequence"`` or ``"geometric"``.
       low: smallest ratio, not negative, default 0.

@@ -72,15 +72,13 @@ def rennala(
     batch_size: int | None = None,
     inner: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Rennala SGD: mini-batch SGD with the gradients that arrive first.
+    """Rennala SGD: mini-batch SGD with the gradients that arrive first.
 
-    All workers compute at the same :math:`\theta`. The first :math:`S` gradients at it, from any workers, make one step; later
-    ones are refused. No gradient is used at other parameters than its own, and no worker waits for the slowest one. (The
-    ``staleness`` of a commit counts the gradients gathered since the pull, so it is not 0.)
+    All workers compute at the same θ. The first S gradients at it, from any workers, make one step; later ones are refused. No
+    gradient is used at other parameters than its own, and no worker waits for the slowest one. (The ``staleness`` of a commit
+    counts the gradients gathered since the pull, so it is not 0.)
 
-    .. math::
-
-      \theta \leftarrow \theta - \frac{\eta_t}{S} \sum_{j=1}^{S} g_j(\theta)
+        θ ← θ - (η_t / S) Σ_j g_j(θ)   over S gradients
 
     Reductions: at ``batch_size=1`` it is :func:`gemjax.ringmaster` at ``threshold=1``; with one worker it is SGD that
     accumulates ``batch_size`` gradients, ``optax.MultiSteps``; where no gradient is stale it is :func:`gemjax.rules.gather`
@@ -88,12 +86,12 @@ def rennala(
     SGD with m = S.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. Each gathered
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. Each gathered
         gradient is a commit; a step has the rate of the commit that completes it.
       num_workers: number of workers N, default 1.
-      batch_size: :math:`S \ge 1`, gradients per step; ``None`` (default) is N. The theory has
-        :math:`\max(1, \lceil\sigma^2/\varepsilon\rceil)`, with :math:`\sigma^2` the variance of a gradient and
-        :math:`\varepsilon` the target for the squared norm of the gradient.
+      batch_size: S ≥ 1, gradients per step; ``None`` (default) is N. The theory has
+        max(1, ⌈σ²/ε⌉), with σ² the variance of a gradient and
+        ε the target for the squared norm of the gradient.
       inner: an optimizer of the central variable without a learning rate, applied to the mean of each step, such as
         ``optax.trace(0.9, nesterov=True)``; ``None`` (default) is the published method.
 

@@ -28,7 +28,7 @@ class ScaleByParticipationState(NamedTuple):
 
 
 def scale_by_participation(estimator: str = "count", *, cap: float = 4.0) -> optax.GradientTransformationExtraArgs:
-    r"""Scale a commit by the inverse of its worker's share of all commits, so that all workers count alike.
+    """Scale a commit by the inverse of its worker's share of all commits, so that all workers count alike.
 
     The atom of :func:`gemjax.rescaled_asgd`, whose docstring explains the mathematics. It works anywhere inside
     :func:`gemjax.asynchronous`. In front of a momentum it scales the gradient in that momentum.
@@ -73,30 +73,29 @@ def scale_by_participation(estimator: str = "count", *, cap: float = 4.0) -> opt
 def rescaled_asgd(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, estimator: str = "count", cap: float = 4.0
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Rescaled ASGD: the rate of a worker is proportional to the time that it needs, so that all workers count alike.
+    """Rescaled ASGD: the rate of a worker is proportional to the time that it needs, so that all workers count alike.
 
     If each worker has data of its own, plain :func:`gemjax.asgd` minimises a mean in which fast workers weigh more. With rates
-    inverse to the workers' shares :math:`p_w` of all commits, each worker contributes the same total rate. Against
+    inverse to the workers' shares p_w of all commits, each worker contributes the same total rate. Against
     :func:`gemjax.incremental`, :func:`gemjax.ringleader` and :func:`gemjax.malenia` it needs no copy of the parameters, but its
     steps along a slow worker are large.
 
-    .. math:: \theta_{t+1} = \theta_t - \eta_t \min\left(\frac{1}{n p_w}, \text{cap}\right) g(\theta_{t-\tau})
+        θ[t+1] = θ[t] - η_t min(1 / (n p_w), cap) g(θ[t-τ])
 
-    with :math:`n` the number of workers. With ``estimator="count"`` the share is :math:`p_w = c_w / (t + 1)`, where :math:`c_w`
-    commits of the :math:`t + 1` so far are the worker's; the factor is 1 at its first two. With ``"interval"`` the factor is
-    :math:`(\tau + 1) / n`: a worker that computes all the time returns every :math:`1/p_w` commits on average. It
-    needs no memory and follows workers whose speed changes, but multiplies just the stalest gradients, as the inverse of
-    :func:`gemjax.dynsgd`.
+    with n the number of workers. With ``estimator="count"`` the share is p_w = c_w / (t + 1), where c_w commits of the t + 1 so
+    far are the worker's; the factor is 1 at its first two. With ``"interval"`` the factor is (τ + 1) / n: a worker that
+    computes all the time returns every 1/p_w commits on average. It needs no memory and follows workers whose speed changes,
+    but multiplies just the stalest gradients, as the inverse of :func:`gemjax.dynsgd`.
 
     Reductions: with one worker, and with equal workers in turn, it is :func:`gemjax.asgd`, for ``"interval"`` from the second
     round on. It consists of :func:`gemjax.rules.scale_by_participation` in front of the learning rate.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable; the mean rate of a
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable; the mean rate of a
         commit.
-      num_workers: number of workers :math:`n`, default 1.
+      num_workers: number of workers n, default 1.
       estimator: ``"count"`` (default) or ``"interval"``.
-      cap: largest factor, at least 1, default 4. Workers with a share below :math:`1/(n \cdot \text{cap})` still count less.
+      cap: largest factor, at least 1, default 4. Workers with a share below 1 / (n · cap) still count less.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters.

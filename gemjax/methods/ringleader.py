@@ -96,39 +96,40 @@ def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
 
 
 def ringleader(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
-    r"""Ringleader ASGD: each worker makes one step per round, along the mean over all workers.
+    """Ringleader ASGD: each worker makes one step per round, along the mean over all workers.
 
     For workers with data of their own. A table has the mean of each worker's gradients, and a step goes along the mean over the
     workers, so all of them have the same weight. In contrast to :func:`gemjax.malenia` no gradient is refused, and a round has
-    :math:`n` steps instead of one. In contrast to :func:`gemjax.incremental` no entry grows old: each worker contributes to
-    each round, and a gradient is at most :math:`2n - 2` steps old.
+    n steps instead of one. In contrast to :func:`gemjax.incremental` no entry grows old: each worker contributes to each round,
+    and a gradient is at most 2n - 2 steps old.
 
     A round has two phases. In the first, commits only enter the table, until each worker has an entry. In the second, each
     worker makes one step by its next commit; the commit that completes the table is the first of these steps. What a worker
     commits after its step enters the table of the next round.
 
-    .. math::
+        if w is not in A:
+            b_w ← b_w + 1,   h_w ← h_w + (g - h_w) / b_w
+            if all entries are there:
+                θ ← θ - (η_t / n) Σ_j h_j,   A ← A ∪ {w}
+        if w is in A:
+            b_w⁺ ← b_w⁺ + 1,   h_w⁺ ← h_w⁺ + (g - h_w⁺) / b_w⁺
+        if |A| = n:
+            h ← h⁺,   b ← b⁺,   h⁺, b⁺ ← 0,   A ← ∅
 
-      w \notin A&: \quad b_w \leftarrow b_w + 1, \quad h_w \leftarrow h_w + (g - h_w) / b_w \\
-      &\phantom{:} \quad \text{if all entries are there}: \quad
-        \theta \leftarrow \theta - \frac{\eta_t}{n} \sum_{j=1}^{n} h_j, \quad A \leftarrow A \cup \{w\} \\
-      w \in A&: \quad b_w^+ \leftarrow b_w^+ + 1, \quad h_w^+ \leftarrow h_w^+ + (g - h_w^+) / b_w^+ \\
-      |A| = n&: \quad h \leftarrow h^+, \quad b \leftarrow b^+, \quad h^+, b^+ \leftarrow 0, \quad A \leftarrow \emptyset
-
-    with :math:`w` the worker that commits, :math:`g` its gradient, :math:`h_j` the entry of worker :math:`j`, a mean of
-    :math:`b_j` gradients, :math:`h^+` and :math:`b^+` those of the next round, all 0 at the start, :math:`n` the number of
-    workers and :math:`A` the workers that made their step of this round, none at the start.
+    with w the worker that commits, g its gradient, h_j the entry of worker j, a mean of b_j gradients, h⁺ and b⁺ those of the
+    next round, all 0 at the start, n the number of workers and A the workers that made their step of this round, none at the
+    start.
 
     Reductions: with one worker it is :func:`gemjax.asgd`. Its first step is that of :func:`gemjax.malenia`.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable, also over those that
-        make no step. The theory has at most :math:`1/(8nL)`, with :math:`L` the smoothness of the loss.
-      num_workers: number of workers :math:`n`, default 1. Each of them must commit in each round.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable, also over those that
+        make no step. The theory has at most 1/(8nL), with L the smoothness of the loss.
+      num_workers: number of workers n, default 1. Each of them must commit in each round.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
-      worker (:math:`h_w` before its step, :math:`h_w^+` after it) and two centrally (the means over the workers).
+      worker (h_w before its step, h_w⁺ after it) and two centrally (the means over the workers).
 
     Raises:
       ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive.

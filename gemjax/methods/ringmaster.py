@@ -57,14 +57,14 @@ class DropStaleState(NamedTuple):
 
 
 def drop_stale(threshold: float | Threshold) -> optax.GradientTransformationExtraArgs:
-    r"""Refuse every commit that is ``threshold`` or more commits old.
+    """Refuse every commit that is ``threshold`` or more commits old.
 
     The atom of :func:`gemjax.ringmaster`. It works anywhere inside :func:`gemjax.asynchronous`, in front of any method. A
     refused commit changes neither the parameters nor the clock nor the memory of any member; its worker pulls again.
     ``state…refusals.count`` is the number of refused commits. Engines report them as ``dropped``.
 
     Args:
-      threshold: :math:`R \ge 1` in commits; an int, a float (``math.inf`` refuses nothing) or an integer scalar array, as under
+      threshold: R ≥ 1 in commits; an int, a float (``math.inf`` refuses nothing) or an integer scalar array, as under
         ``optax.inject_hyperparams``. An int or float holds from the first commit on, also where a wrapper such as
         ``optax.conditionally_transform`` skips this rule; an array holds at the commits at which the rule runs. A schedule
         maps the number of applied commits (int32 scalar) to it.
@@ -112,26 +112,24 @@ def drop_stale(threshold: float | Threshold) -> optax.GradientTransformationExtr
 def ringmaster(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | Threshold | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Ringmaster ASGD: asynchronous SGD that refuses gradients above a limit of staleness.
+    """Ringmaster ASGD: asynchronous SGD that refuses gradients above a limit of staleness.
 
-    Delays are not damped but cut off: a gradient less than :math:`R` commits old counts in full, any other is refused and its
-    worker pulls again. The rate then does not depend on the slowest worker, and with :math:`R` matched to the noise the time to
-    a given accuracy is optimal, however unequal the workers are.
+    Delays are not damped but cut off: a gradient less than R commits old counts in full, any other is refused and its worker
+    pulls again. The rate then does not depend on the slowest worker, and with R matched to the noise the time to a given
+    accuracy is optimal, however unequal the workers are.
 
-    .. math::
-
-      \theta_{t+1} = \theta_t - \eta_t \, g(\theta_{t-\tau}) \quad \text{if } \tau < R, \text{ else nothing happens}
+        θ[t+1] = θ[t] - η_t g(θ[t-τ])   if τ < R, else nothing happens
 
     Reductions: at ``threshold=math.inf`` it is :func:`gemjax.asgd`; at ``threshold=1`` only gradients at the current parameters
     count, so it is sequential SGD by the worker that commits first.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits (applied ones) of the central variable.
+      learning_rate: η, a non-negative float or a schedule over commits (applied ones) of the central variable.
       num_workers: number of workers N, default 1.
-      threshold: :math:`R \ge 1` in commits, or a schedule over applied commits; ``None`` (default) is N. The theory has
-        :math:`\max(1, \lceil\sigma^2/\varepsilon\rceil)`, with :math:`\sigma^2` the variance of a gradient and
-        :math:`\varepsilon` the target for the squared norm of the gradient. Where these are not known, the parameter-agnostic
-        form of the authors' code lets :math:`R_t` grow as :math:`\sqrt{t}` while :math:`\eta_t` falls as :math:`t^{-3/4}`.
+      threshold: R ≥ 1 in commits, or a schedule over applied commits; ``None`` (default) is N. The theory has
+        max(1, ⌈σ²/ε⌉), with σ² the variance of a gradient and
+        ε the target for the squared norm of the gradient. Where these are not known, the parameter-agnostic
+        form of the authors' code lets R_t grow as √t while η_t falls as t^(-3/4).
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters.

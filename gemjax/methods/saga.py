@@ -21,18 +21,16 @@ PAPERS = {"correct_by_last": (DEFAZIO2014SAGA, LEBLOND2017ASAGA)}
 
 
 def correct_by_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
-    r"""Correct a gradient by its worker's last one and the mean of the last ones of all workers (SAGA over batches).
+    """Correct a gradient by its worker's last one and the mean of the last ones of all workers (SAGA over batches).
 
     Each worker has one batch of its own, or data that it computes full gradients of. A step goes along
 
-    .. math::
+        g - h_w + h,   h = (1/n) Σ_j h_j
 
-      g - h_w + h, \quad h = \frac{1}{n} \sum_{j=1}^{n} h_j
-
-    with :math:`g` the gradient of the worker :math:`w` that commits, and :math:`h_j` the last gradient of worker :math:`j`
-    before this commit. :func:`gemjax.incremental` steps along the mean of the same table after the commit. Here the new
-    gradient has its full weight: if all workers are equally likely to commit, the step is the gradient of all data in
-    expectation. Near a minimum its variance falls to 0, so a constant learning rate converges.
+    with g the gradient of the worker w that commits, and h_j the last gradient of worker j before this commit.
+    :func:`gemjax.incremental` steps along the mean of the same table after the commit. Here the new gradient has its full
+    weight: if all workers are equally likely to commit, the step is the gradient of all data in expectation. Near a minimum its
+    variance falls to 0, so a constant learning rate converges.
 
     It helps convex problems and not modern networks (Defazio & Bottou, 2019), as :func:`gemjax.rules.reduce_variance`, which
     needs no copy per batch. If some workers are faster, their data count more.
@@ -41,7 +39,7 @@ def correct_by_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
     mean, as :func:`gemjax.rules.aggregate_last` does.
 
     Args:
-      num_workers: number of workers :math:`n`, the same as that of :func:`gemjax.asynchronous`.
+      num_workers: number of workers n, the same as that of :func:`gemjax.asynchronous`.
 
     Returns:
       A transformation that keeps one copy of the parameters per worker and one centrally. It goes before the learning rate.

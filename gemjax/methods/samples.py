@@ -16,28 +16,25 @@ def weigh_samples(
     *,
     max_staleness: float | None = None,
 ) -> jax.Array:
-    r"""Return a weight per sample of a batch, by its staleness.
+    """Return a weight per sample of a batch, by its staleness.
 
     In asynchronous reinforcement learning a batch holds samples that were generated with several versions of the parameters.
     Multiply the loss of each sample by its weight before the mean over the batch. The weights have a mean of 1, so the length
     of a step does not depend on how stale the batch is as a whole; methods such as :func:`gemjax.dynsgd` damp that.
 
-    .. math::
+        τ_i = max(0, t - v_i)
+        ρ_i = B w(τ_i) [τ_i ≤ K] / Σ_j w(τ_j) [τ_j ≤ K]
 
-      \tau_i = \max(0, t - v_i), \quad
-      \rho_i = B \, \frac{w(\tau_i) \, [\tau_i \le K]}{\sum_{j=1}^{B} w(\tau_j) \, [\tau_j \le K]}
-
-    with :math:`v_i` the version of sample :math:`i` of :math:`B`, and :math:`t` the present one; all weights are 0 if every
-    sample is too stale.
+    with v_i the version of sample i of B, and t the present one; all weights are 0 if every sample is too stale.
 
     Reductions: with a constant weight and no limit, or samples of one version, all weights are 1. For samples of several
-    versions that were merged before, as by :func:`gemjax.fedbuff`, it is one commit in place of :math:`B`.
+    versions that were merged before, as by :func:`gemjax.fedbuff`, it is one commit in place of B.
 
     Args:
-      versions: :math:`v_i`, the clock at which each sample was generated, an int array; the weights have its shape.
-      clock: :math:`t`, the present clock, an int scalar.
-      weight: :math:`w`: ``"constant"``, ``"polynomial"`` (default), ``"hinge"`` or a function, as in :func:`gemjax.fedbuff`.
-      max_staleness: :math:`K \ge 0`; samples that are staler count 0. ``None`` (default): no limit. To admit no such sample at
+      versions: v_i, the clock at which each sample was generated, an int array; the weights have its shape.
+      clock: t, the present clock, an int scalar.
+      weight: w: ``"constant"``, ``"polynomial"`` (default), ``"hinge"`` or a function, as in :func:`gemjax.fedbuff`.
+      max_staleness: K ≥ 0; samples that are staler count 0. ``None`` (default): no limit. To admit no such sample at
         all, pace their generation with :class:`gemjax.Policy`; the page of methods has an example.
 
     Returns:

@@ -26,12 +26,12 @@ PAPERS = {"inverse": (ZHANG2016STALENESS,), "inverse_plus_one": (JIANG2017HETERO
 
 
 def inverse(staleness: jax.Array) -> jax.Array:
-    """Return :math:`1/\\max(1, \\tau)`, the factor of :func:`gemjax.staleness_aware`."""
+    """Return 1/max(1, τ), the factor of :func:`gemjax.staleness_aware`."""
     return 1.0 / jnp.maximum(staleness, 1)
 
 
 def inverse_plus_one(staleness: jax.Array) -> jax.Array:
-    """Return :math:`1/(\\tau + 1)`, the factor of :func:`gemjax.dynsgd`."""
+    """Return 1/(τ + 1), the factor of :func:`gemjax.dynsgd`."""
     return 1.0 / (staleness + 1)
 
 
@@ -124,17 +124,17 @@ class StalenessSchedule:
 def staleness_aware(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Staleness-aware asynchronous SGD: the rate of a gradient is divided by its staleness.
+    """Staleness-aware asynchronous SGD: the rate of a gradient is divided by its staleness.
 
-    .. math:: \theta_{t+1} = \theta_t - \frac{\eta_t}{\max(1, \tau)} \, g(\theta_{t-\tau})
+        θ[t+1] = θ[t] - (η_t / max(1, τ)) g(θ[t-τ])
 
-    The rule prevents divergence at the cost of speed: with N equal workers :math:`\tau \approx N - 1`, so all of them together
-    move about as far as one worker alone.
+    The rule prevents divergence at the cost of speed: with N equal workers τ ≈ N - 1, so all of them together move about as far
+    as one worker alone.
 
-    Reductions: at :math:`\tau \le 1`, so with one or two workers in turn, it is :func:`gemjax.asgd`.
+    Reductions: at τ ≤ 1, so with one or two workers in turn, it is :func:`gemjax.asgd`.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
       num_workers: number of workers N, default 1.
 
     Returns:
@@ -165,17 +165,17 @@ def staleness_aware(
 
 
 def dynsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
-    r"""DynSGD: the rate of a gradient is divided by its staleness plus one.
+    """DynSGD: the rate of a gradient is divided by its staleness plus one.
 
-    .. math:: \theta_{t+1} = \theta_t - \frac{\eta_t}{\tau + 1} \, g(\theta_{t-\tau})
+        θ[t+1] = θ[t] - (η_t / (τ + 1)) g(θ[t-τ])
 
     It differs from :func:`gemjax.staleness_aware` in that a gradient one commit old already counts half. This is the "adaptive
     staleness" in the comparisons of the GEM paper.
 
-    Reductions: at :math:`\tau = 0` it is :func:`gemjax.asgd`; with one worker it is ``optax.sgd``.
+    Reductions: at τ = 0 it is :func:`gemjax.asgd`; with one worker it is ``optax.sgd``.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable.
       num_workers: number of workers N, default 1.
 
     Returns:

@@ -41,26 +41,24 @@ class ScaleByStalenessDistributionState(NamedTuple):
 def scale_by_staleness_distribution(
     rule: str = "tail", *, momentum: float = 0.9, cap: float | None = None, bins: int = 200, warmup: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Scale a commit by a function of its staleness that fits the staleness of this run.
+    """Scale a commit by a function of its staleness that fits the staleness of this run.
 
     Damping rules such as :func:`gemjax.dynsgd` are fixed functions of the staleness, whatever is usual in the run. These rules
-    count how often each staleness has occurred, :math:`P(\tau)`:
+    count how often each staleness has occurred, P(τ):
 
-    .. math::
-
-      \text{tail:} \quad & 1 + (1 - 2 F(\tau)), \quad F(\tau) = \sum_{i < \tau} P(i) + P(\tau) / 2 \\
-      \text{geometric:} \quad & \min\left(r^\tau / P(\tau), \text{cap}\right)
+        tail:       1 + (1 - 2 F(τ)),   F(τ) = Σ_(i<τ) P(i) + P(τ) / 2
+        geometric:  min(r^τ / P(τ), cap)
 
     The tail rule gives the usual staleness the factor 1, the freshest commits up to 2 and the oldest almost 0; its mean is 1.
-    The geometric rule makes the expected step :math:`\sum_i r^i \nabla f(\theta_{t-i})`: asynchrony itself becomes the
-    momentum :math:`r` of a heavy ball, without a velocity. The part works anywhere inside :func:`gemjax.asynchronous`.
+    The geometric rule makes the expected step Σ_i r^i ∇f(θ[t-i]): asynchrony itself becomes the momentum r of a heavy ball,
+    without a velocity. The part works anywhere inside :func:`gemjax.asynchronous`.
 
     Reductions: where all commits have the same staleness, the tail rule changes nothing. At ``momentum=0`` the geometric
     rule uses only fresh commits.
 
     Args:
       rule: ``"tail"`` (default) or ``"geometric"``.
-      momentum: :math:`r` in [0, 1) of the geometric rule, default 0.9.
+      momentum: r in [0, 1) of the geometric rule, default 0.9.
       cap: largest factor of the geometric rule; ``None`` (default) is the number of workers.
       bins: number of different values of the staleness, default 200; above that they count as the largest.
       warmup: commits at the start with the factor 1, at least 0; ``None`` (default) is 10 per worker.
@@ -93,9 +91,9 @@ def scale_by_staleness_distribution(
     one is derived from the idea of the first paper, whose text was not available.
 
     Deviations from that code:
-      1. There :math:`F` leaves :math:`P(\tau) / 2` out, so the mean factor is :math:`1 + \sum_\tau P(\tau)^2`: 2 for workers in
+      1. There F leaves P(τ) / 2 out, so the mean factor is 1 + Σ_τ P(τ)²: 2 for workers in
          turn.
-      2. There :math:`P` is counted once, during commits 10 N to 15 N. Here it is counted all the time, this commit included.
+      2. There P is counted once, during commits 10 N to 15 N. Here it is counted all the time, this commit included.
     """
     check_choice("rule", rule, ("tail", "geometric"))
     check_momentum("momentum", momentum)
@@ -138,13 +136,12 @@ def scale_by_staleness_distribution(
 
 
 def exponential_weight(usual: float) -> Callable[[jax.Array], jax.Array]:
-    r"""Return FLeet's factor :math:`e^{-\beta\tau}` for :func:`gemjax.rules.scale_by_staleness`.
+    """Return FLeet's factor e^(-βτ) for :func:`gemjax.rules.scale_by_staleness`.
 
-    :math:`\beta = \frac{2}{T} \ln(1 + \frac{T}{2})`, so that it equals that of :func:`gemjax.dynsgd` at :math:`\tau = 0` and
-    :math:`\tau = T/2`; older commits are damped more.
+    β = (2/T) ln(1 + T/2), so that it equals that of :func:`gemjax.dynsgd` at τ = 0 and τ = T/2; older commits are damped more.
 
     Args:
-      usual: :math:`T > 0`, a staleness that most commits do not exceed. The authors of ASAP.SGD take N + 1.
+      usual: T > 0, a staleness that most commits do not exceed. The authors of ASAP.SGD take N + 1.
 
     Returns:
       A function from the staleness (int32 scalar) to a float scalar.

@@ -22,46 +22,44 @@ def streaming_diloco(
     every: int = 1,
     nesterov: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Streaming DiLoCo: the outer step of DiLoCo for one fragment of the parameters at a time.
+    """Streaming DiLoCo: the outer step of DiLoCo for one fragment of the parameters at a time.
 
     DiLoCo exchanges all parameters after each period of local steps, so links are idle and then full. Here a worker commits one
-    of :math:`F` fragments after each :math:`1/F` of the period. The largest exchange is :math:`F` times smaller, and the total
-    is the same. With a delay the worker trains on while its fragment travels, and at the pull it may keep a share of what it
-    has learned in the meantime.
+    of F fragments after each 1/F of the period. The largest exchange is F times smaller, and the total is the same. With a
+    delay the worker trains on while its fragment travels, and at the pull it may keep a share of what it has learned in the
+    meantime.
 
-    .. math::
+        Δ̄^f = (1/N) Σ_j Δ_j^f   over the N displacements
+        v^f ← γ v^f + Δ̄^f
+        θ^f ← θ^f - η_t (Δ̄^f + γ v^f)
+        x_w^f ← (1 - α) θ^f + α x_w^f
 
-      \bar\Delta^f &= \frac{1}{N} \sum_{j=1}^{N} \Delta_j^f \\
-      v^f &\leftarrow \gamma v^f + \bar\Delta^f \\
-      \theta^f &\leftarrow \theta^f - \eta_t \left(\bar\Delta^f + \gamma v^f\right) \\
-      x_w^f &\leftarrow (1 - \alpha) \theta^f + \alpha x_w^f
-
-    at every N-th commit of fragment :math:`f`, with :math:`v = 0` at the start, :math:`\Delta_j^f` the displacement of the
-    fragment since its worker's last pull of it, and the last line at a worker's pull, :math:`D` of its commits after that of
-    its displacement. :func:`gemjax.rules.by_fragment` has the exact order. All workers wait for each other, by default as with
+    at every N-th commit of fragment f, with v = 0 at the start, Δ_j^f the displacement of the fragment since its worker's last
+    pull of it, and the last line at a worker's pull, D of its commits after that of its displacement.
+    :func:`gemjax.rules.by_fragment` has the exact order. All workers wait for each other, by default as with
     :func:`gemjax.diloco`; if they do not, any N displacements of a fragment make a step.
 
     Reductions: with one fragment, ``keep=0`` and ``delay=0`` it is :func:`gemjax.diloco`; with a barrier and ``keep=1`` workers
     train alone.
 
     Args:
-      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable (N
+      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable (N
         per fragment and outer step); default 0.7. The local optimizer has its own rate.
-      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
       fragments: the F fragments, as in :func:`gemjax.rules.by_fragment`: their number (default 4), prefixes of paths, or a
         function.
-      keep: :math:`\alpha` in [0, 1], default 0.
-      delay: :math:`D \ge 0`, commits of the worker from a displacement to its pull, default 0. Each commit is followed by
+      keep: α in [0, 1], default 0.
+      delay: D ≥ 0, commits of the worker from a displacement to its pull, default 0. Each commit is followed by
         ``period`` local steps.
       every: commits of the worker from one displacement to the next, default 1; see :func:`gemjax.rules.by_fragment` for delays
         that are shorter than a period.
-      nesterov: ``True`` (default), or ``False`` for heavy-ball momentum, :math:`\theta^f \leftarrow \theta^f - \eta_t v^f`.
+      nesterov: ``True`` (default), or ``False`` for heavy-ball momentum, θ^f ← θ^f - η_t v^f.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      worker's parameters :math:`x_w`. It keeps two copies of the parameters per worker and two centrally (:math:`v`,
-      :math:`\bar\Delta`), and offers the diagnostic ``exchanged``, the bytes of the fragments that a commit and its pull carry.
+      worker's parameters x_w. It keeps two copies of the parameters per worker and two centrally (v,
+      Δ̄), and offers the diagnostic ``exchanged``, the bytes of the fragments that a commit and its pull carry.
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``keep`` outside [0, 1], ``num_workers`` or
@@ -82,7 +80,7 @@ def streaming_diloco(
       Douillard et al., `Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch
       <https://arxiv.org/abs/2501.18512>`_, 2025
 
-    Readings: the text of the paper was not available in full. Displacement, delay and :math:`\alpha` are those of `torchft
+    Readings: the text of the paper was not available in full. Displacement, delay and α are those of `torchft
     <https://github.com/meta-pytorch/torchft>`_, whose recorded numbers are in the tests.
 
     Deviations from the paper:

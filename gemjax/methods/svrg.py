@@ -54,30 +54,28 @@ class ReduceVarianceState(NamedTuple):
 
 
 def reduce_variance(period: int, num_batches: int) -> optax.GradientTransformationExtraArgs:
-    r"""Take snapshots, with the mean gradient at them, for a loss that :func:`reduced_loss` made (asynchronous SVRG).
+    """Take snapshots, with the mean gradient at them, for a loss that :func:`reduced_loss` made (asynchronous SVRG).
 
     Phases alternate. In the first the parameters do not move, and ``num_batches`` gradients at them are gathered; then the
-    snapshot :math:`\tilde\theta` is these parameters, and :math:`\mu` the mean of the gradients. In the second, ``period``
-    commits pass as they are. Workers compute them by the loss, which knows snapshot and mean:
+    snapshot θ̃ is these parameters, and μ the mean of the gradients. In the second, ``period`` commits pass as they are.
+    Workers compute them by the loss, which knows snapshot and mean:
 
-    .. math::
+        v = ∇f_i(θ_view) - ∇f_i(θ̃) + μ
 
-      v = \nabla f_i(\theta_{view}) - \nabla f_i(\tilde\theta) + \mu
-
-    with :math:`f_i` the loss of the batch. Near a minimum :math:`v` has far less variance than :math:`\nabla f_i`, so a
-    constant learning rate converges. It helps convex problems, where the batches are few enough to be gathered. It does not
-    help modern networks (Defazio & Bottou, 2019): dropout, data augmentation and batch normalisation make the gradient of a
-    batch at the snapshot another one each time, and the snapshot is soon too far away. Each commit costs two gradients.
+    with f_i the loss of the batch. Near a minimum v has far less variance than ∇f_i, so a constant learning rate converges. It
+    helps convex problems, where the batches are few enough to be gathered. It does not help modern networks (Defazio & Bottou,
+    2019): dropout, data augmentation and batch normalisation make the gradient of a batch at the snapshot another one each
+    time, and the snapshot is soon too far away. Each commit costs two gradients.
 
     A gradient that was begun in an earlier phase is refused, in place of a barrier at the end of each phase.
 
-    Reductions: with one worker it is SVRG. At :math:`\theta_{view} = \tilde\theta` every batch gives :math:`v = \mu`. Without
-    :func:`reduced_loss` it is SGD that pauses while it gathers.
+    Reductions: with one worker it is SVRG. At θ_view = θ̃ every batch gives v = μ. Without :func:`reduced_loss` it is SGD that
+    pauses while it gathers.
 
     Args:
       period: commits per snapshot, a positive int; usually one to five times the number of batches.
-      num_batches: gradients in :math:`\mu`, a positive int. If it is the number of all batches, and each of them comes once in
-        the phase, :math:`\mu` is the full gradient; otherwise an estimate, whose error stays in all steps of the period.
+      num_batches: gradients in μ, a positive int. If it is the number of all batches, and each of them comes once in
+        the phase, μ is the full gradient; otherwise an estimate, whose error stays in all steps of the period.
 
     Returns:
       A transformation that keeps two copies of the parameters centrally; engines keep two more per worker, which were sent
@@ -136,7 +134,7 @@ def reduce_variance(period: int, num_batches: int) -> optax.GradientTransformati
 
 
 def reduced_loss(loss_fn: Callable) -> "ReducedLoss":
-    r"""Return a loss with the values of ``loss_fn``, and with gradients whose variance a snapshot reduces.
+    """Return a loss with the values of ``loss_fn``, and with gradients whose variance a snapshot reduces.
 
     It belongs to :func:`reduce_variance`, whose docstring explains the mathematics. Engines hand it the snapshot by
     ``with_anchors``. Without one, as in an evaluation, it is ``loss_fn``.

@@ -127,48 +127,46 @@ def yellowfin(
     decay: float = 0.999,
     gain: float = 0.01,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""YellowFin: momentum SGD that tunes its momentum and its rate, and subtracts the momentum that asynchrony adds.
+    """YellowFin: momentum SGD that tunes its momentum and its rate, and subtracts the momentum that asynchrony adds.
 
     Stale gradients act like momentum: the commits of other workers since a pull continue in the direction of the past. The open
     loop chooses from the gradients alone the momentum and the rate that suit a noisy quadratic. The closed loop measures the
     total momentum of the central variable and changes the applied momentum, if necessary below zero, until the total is the
     chosen one.
 
-    .. math::
+        h_t = ‖g‖²
+        h_max, h_min = exp(mean of the largest, of the smallest log h in a window of 20)
+        C = mean(h) - ‖mean(g)‖²
+        D = mean(mean(‖g‖) / mean(h))
+        q = √(h_max / h_min),   x = argmin over 0 ≤ x ≤ 1 of x² D² + (1 - x)^4 C / h_min²
+        μ* = max(x², ((q - 1) / (q + 1))²)
+        α_t = (1 - √μ*)² / h_min · min(1, (t + 1) / 200)
+        v_t = μ v[t-1] + g,   θ ← θ - η_t α_t v_t
+        μ̂ = median_i of (v_s - g)_i / (v[s-1])_i,   s = t - τ
+        μ ← μ + κ (μ* - μ̂)
 
-      h_t &= \|g\|^2, \quad h_{\max}, h_{\min} = \exp(\text{mean of the largest, smallest } \log h
-        \text{ in a window of 20}) \\
-      C &= \overline{h} - \|\overline{g}\|^2, \quad D = \overline{\,\overline{\|g\|} \,/\, \overline{h}\,} \\
-      \mu^* &= \max\!\left(x^2, \left(\frac{\sqrt{h_{\max}/h_{\min}} - 1}{\sqrt{h_{\max}/h_{\min}} + 1}\right)^2\right),
-        \quad x = \arg\min_{0 \le x \le 1} x^2 D^2 + (1 - x)^4 \, C / h_{\min}^2 \\
-      \alpha_t &= \frac{(1 - \sqrt{\mu^*})^2}{h_{\min}} \, \min\!\left(1, \frac{t + 1}{200}\right) \\
-      v_t &= \mu v_{t-1} + g, \quad \theta \leftarrow \theta - \eta_t \alpha_t v_t \\
-      \hat\mu &= \mathrm{median}_i \, \frac{(v_s - g)_i}{(v_{s-1})_i}, \quad s = t - \tau \\
-      \mu &\leftarrow \mu + \kappa \, (\mu^* - \hat\mu)
+    with mean(…) for running means with decay β, corrected for their start at zero, and μ = v = 0 at the start, all shared by all
+    workers. A gradient from clock s shows where the central variable would have moved then without momentum; compared with
+    that, its real velocity v_s shows the total.
 
-    with bars for running means with decay :math:`\beta`, corrected for their start at zero, and :math:`\mu = v = 0` at the
-    start, all shared by all workers. A gradient from clock :math:`s` shows where the central variable would have moved then
-    without momentum; compared with that, its real velocity :math:`v_s` shows the total.
+    α relies on noise: if gradients vanish, it grows until it is too large, and with long delays a run may not recover. A
+    ``learning_rate`` below 1 is safer. After one gradient that is far larger than the others, α is tiny until mean(h) has
+    forgotten it, which takes thousands of commits at the default β. Clip gradients of which a few are extreme.
 
-    :math:`\alpha` relies on noise: if gradients vanish, it grows until it is too large, and with long delays a run may not
-    recover. A ``learning_rate`` below 1 is safer. After one gradient that is far larger than the others, :math:`\alpha` is tiny
-    until :math:`\overline{h}` has forgotten it, which takes thousands of commits at the default :math:`\beta`. Clip gradients
-    of which a few are extreme.
-
-    Reductions: with one worker the measured total is :math:`\mu` itself, and the loop makes :math:`\mu` follow
-    :math:`\mu^*`; ``closed_loop=False`` applies :math:`\mu^*`, which is YellowFin for one process.
+    Reductions: with one worker the measured total is μ itself, and the loop makes μ follow μ*; ``closed_loop=False`` applies
+    μ*, which is YellowFin for one process.
 
     Args:
-      learning_rate: :math:`\eta`, a factor on the tuned rate; a non-negative float or a schedule over commits of the
+      learning_rate: η, a factor on the tuned rate; a non-negative float or a schedule over commits of the
         central variable. Default 1, the paper's; many workers may need less: eight learn the digits of ``train`` at 0.3.
       num_workers: number of workers N, default 1.
       closed_loop: ``True`` (default) to feed the measured momentum back, ``False`` for the open loop.
-      decay: :math:`\beta` in [0, 1) of all running means, per commit; default 0.999.
-      gain: :math:`\kappa` in [0, 1) of the feedback; default 0.01.
+      decay: β in [0, 1) of all running means, per commit; default 0.999.
+      gain: κ in [0, 1) of the feedback; default 0.01.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
-      worker and two centrally (:math:`v`, :math:`\overline{g}`), and samples of 2N + 2 velocities.
+      worker and two centrally (v, mean(g)), and samples of 2N + 2 velocities.
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``closed_loop`` no bool, ``decay`` or ``gain`` outside [0, 1) or
@@ -185,19 +183,19 @@ def yellowfin(
       Zhang & Mitliagkas, `YellowFin and the Art of Momentum Tuning <https://arxiv.org/abs/1706.03471>`_, 2019
 
     Readings: the open loop is that of the authors' code, with logarithms at both ends of the range. As there, a commit is made
-    with its own :math:`\mu^*` and :math:`\alpha`; the paper smooths both. The authors' code has no closed loop; the measurement
-    and :math:`\kappa` are recalled from the paper, whose text was not available in full.
+    with its own μ* and α; the paper smooths both. The authors' code has no closed loop; the measurement and κ are recalled
+    from the paper, whose text was not available in full.
 
     Deviations from the paper:
       1. The total is measured between velocities, not between parameters. At a constant rate that is the same; a change of the
         rate does not count as momentum.
-      2. It is the median over at most 4096 evenly spaced coordinates, without those where :math:`v_{s-1}` is 0. Gradients that
+      2. It is the median over at most 4096 evenly spaced coordinates, without those where v[s-1] is 0. Gradients that
         are more than 2N commits old, or computed at the initial parameters, measure nothing.
-      3. The first commit is tuned, too (the code asks the user), and :math:`D` is computed from means that are already
+      3. The first commit is tuned, too (the code asks the user), and D is computed from means that are already
         corrected.
-      4. :math:`\mu` stays in [-1, 1]. A gradient :math:`10^5` times larger than the others shows a total of that size, and
+      4. μ stays in [-1, 1]. A gradient 10^5 times larger than the others shows a total of that size, and
          without the limits the velocity would grow until every commit is rejected.
-      5. Clipping (the code cuts gradients above :math:`\sqrt{h_{\max}}`), weight decay and the correction for sparse
+      5. Clipping (the code cuts gradients above √h_max), weight decay and the correction for sparse
          gradients are left to the chain.
     """
     check_learning_rate(learning_rate)

@@ -106,7 +106,7 @@ def names(diagnostics: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def gap(params: PyTree, stale_params: PyTree) -> jax.Array:
-    r"""Return the root mean square distance :math:`\|\theta - s\|_2 / \sqrt{k}` between two trees of k numbers, a scalar.
+    """Return the root mean square distance ‖θ - s‖ / √k between two trees of k numbers, a scalar.
 
     >>> gap({"w": jnp.array([4.0, 0.0])}, {"w": jnp.array([0.0, 4.0])})
     Array(4., dtype=float32)
@@ -115,7 +115,7 @@ def gap(params: PyTree, stale_params: PyTree) -> jax.Array:
 
 
 def relative_change(changed: PyTree, plain: PyTree) -> jax.Array:
-    r"""Return :math:`\|\tilde u - u\|_2 / \|u\|_2` for ``changed`` and ``plain``, a scalar; 0 where ``plain`` is 0.
+    """Return ‖ũ - u‖ / ‖u‖ for ``changed`` and ``plain``, a scalar; 0 where ``plain`` is 0.
 
     >>> relative_change(jnp.array([0.0, 2.0]), jnp.array([0.0, 4.0]))
     Array(0.5, dtype=float32)
@@ -125,7 +125,7 @@ def relative_change(changed: PyTree, plain: PyTree) -> jax.Array:
 
 
 def normalised_gap(params: PyTree, stale_params: PyTree, gradient: PyTree) -> jax.Array:
-    r"""Return the gap over the length of the gradient, :math:`\|\theta - s\|_2 / \|g\|_2` with :math:`g` computed at :math:`s`.
+    """Return the gap over the length of the gradient, ‖θ - s‖ / ‖g‖ with g computed at s.
 
     A gap of the same size does less harm where gradients are larger. For a worker with local steps the gradient is its
     displacement. The value is 0 where nothing is stale, and infinite where only the gradient is 0.
@@ -175,7 +175,7 @@ def flatten(tree: PyTree) -> jax.Array:
 
 
 def elastic_constant(params: PyTree, stale_params: PyTree, learning_rate: jax.Array) -> jax.Array:
-    r"""Return :math:`\|\theta - s\|_2 / \eta`, of which elastic consistency bounds the root of the mean square by a constant.
+    """Return ‖θ - s‖ / η, of which elastic consistency bounds the root of the mean square by a constant.
 
     The bound says how far a distributed method is from SGD: the constant appears in lower-order terms of its rate alone
     (Nadiradze et al., `Elastic Consistency <https://arxiv.org/abs/2001.05918>`_, 2021).

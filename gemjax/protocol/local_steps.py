@@ -23,14 +23,14 @@ class PeriodsEndError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class LocalSteps:
-    r"""Local training between two commits: ``period`` steps of an optimizer of the worker's own.
+    """Local training between two commits: ``period`` steps of an optimizer of the worker's own.
 
-    From the view :math:`s_w` that it pulled, worker :math:`w` takes :math:`\tau` optimizer steps on :math:`\tau` batches of its
-    own and commits the displacement :math:`s_w - x_w` in place of a gradient. For plain SGD that is the sum of the gradients
-    times their rates. The optimizer's state stays with the worker and is not reset. Give it to an engine as ``local=``.
-    Methods made for displacements (:func:`gemjax.downpour`, :func:`gemjax.easgd`, :func:`gemjax.lsgd`, …) have a learning rate
-    of 1, because this optimizer has one already. Any other method takes the displacement for a gradient: the two rates
-    multiply, and engines warn unless that of the method is 1.
+    From the view s_w that it pulled, worker w takes τ optimizer steps on τ batches of its own and commits the displacement
+    s_w - x_w in place of a gradient. For plain SGD that is the sum of the gradients times their rates. The optimizer's state
+    stays with the worker and is not reset. Give it to an engine as ``local=``. Methods made for displacements
+    (:func:`gemjax.downpour`, :func:`gemjax.easgd`, :func:`gemjax.lsgd`, …) have a learning rate of 1, because this optimizer
+    has one already. Any other method takes the displacement for a gradient: the two rates multiply, and engines warn unless
+    that of the method is 1.
 
     Args:
       tx: the worker's optimizer, any optax transformation. A schedule in it counts the worker's own steps. Its updates
@@ -39,7 +39,7 @@ class LocalSteps:
         variable until the worker's pull; and ``local_step``, an int32 scalar, the number of this step since the pull, from 0.
         With :func:`gemjax.rules.scale_by_progress` the rates of workers of unequal speed follow the progress of the run
         together.
-      period: :math:`\tau \ge 1`, steps per commit: an int for all workers; a sequence of N ints, one per worker (dynamic local
+      period: τ ≥ 1, steps per commit: an int for all workers; a sequence of N ints, one per worker (dynamic local
         updates, see :func:`gemjax.rules.dynamic_periods`); or N sequences of ints, one per commit of that worker, as
         :class:`gemjax.arrivals.SemiSynchronous` makes them. A run may be continued with another one: batches and keys are
         numbered by the local steps that a worker has made, so none is repeated or skipped. Replay such a run piece by piece,
@@ -146,15 +146,14 @@ def displacements(*, in_rounds: bool = False) -> optax.GradientTransformationExt
 
 
 def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
-    r"""Pull each local step towards the points that the method sent along with the view.
+    """Pull each local step towards the points that the method sent along with the view.
 
-    Use it in a *local* optimizer, behind its learning rate. After the step :math:`x \leftarrow x + u` it applies
-    :math:`x \leftarrow x - p_j (x - a_j)` for each anchor :math:`a_j` in turn. With :func:`gemjax.lsgd` the anchors are
-    the positions of the leaders at the worker's last exchange, the global leader first, then that of its group; this is the
-    proximal extension of LSGD.
+    Use it in a *local* optimizer, behind its learning rate. After the step x ← x + u it applies x ← x - p_j (x - a_j) for each
+    anchor a_j in turn. With :func:`gemjax.lsgd` the anchors are the positions of the leaders at the worker's last exchange, the
+    global leader first, then that of its group; this is the proximal extension of LSGD.
 
     Args:
-      *strengths: :math:`p_j` in [0, 1], one per anchor.
+      *strengths: p_j in [0, 1], one per anchor.
 
     Returns:
       A stateless transformation that needs ``params`` and the extra argument ``anchors``, which engines supply.
@@ -189,14 +188,13 @@ def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
 def scale_by_progress(
     schedule: optax.Schedule, period: float, num_workers: int
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Scale local steps by a schedule that follows the progress of the run, instead of the steps of one worker.
+    """Scale local steps by a schedule that follows the progress of the run, instead of the steps of one worker.
 
     A schedule in a local optimizer counts that worker's steps: a fast worker ends it before a slow one. This transformation
-    goes by the commits of all. After :math:`c` of them each of :math:`N` workers has made :math:`c \tau / N` local steps on
-    average, with :math:`\tau` steps per commit. At the :math:`j`-th step after a pull (from 0) the factor is
-    ``schedule``:math:`(c \tau / N + \min(j, \tau))`, where :math:`c` counts the applied commits until the pull. So the rates of
-    all workers are equal to within one period of each, and workers that wait for each other have those that a count of their
-    own steps would give.
+    goes by the commits of all. After c of them each of N workers has made c τ / N local steps on average, with τ steps per
+    commit. At the j-th step after a pull (from 0) the factor is ``schedule``(c τ / N + min(j, τ)), where c counts the applied
+    commits until the pull. So the rates of all workers are equal to within one period of each, and workers that wait for each
+    other have those that a count of their own steps would give.
 
     Use it in a *local* optimizer whose learning rate is 1, behind all else but :func:`gemjax.rules.pull_to_anchors`. A run that
     is continued with another period counts all its commits with that one: where workers have made ``m`` local steps each, in
@@ -204,8 +202,8 @@ def scale_by_progress(
 
     Args:
       schedule: the learning rate after a number of local steps per worker, a float scalar; see ``optax.cosine_decay_schedule``.
-      period: :math:`\tau \ge 1`, the local steps per commit; their mean over the workers if these differ.
-      num_workers: :math:`N \ge 1`.
+      period: τ ≥ 1, the local steps per commit; their mean over the workers if these differ.
+      num_workers: N ≥ 1.
 
     Returns:
       A stateless transformation that needs the extra arguments ``commits`` and ``local_step``, which engines supply.

@@ -37,15 +37,14 @@ PyTree = Any
 
 
 def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
-    r"""Let ``num_workers`` workers commit to one central variable through ``inner``.
+    """Let ``num_workers`` workers commit to one central variable through ``inner``.
 
-    The state has a clock :math:`t` that counts commits, the clock :math:`t_w` at which each worker :math:`w` last pulled,
-    and, if a member of ``inner`` reads it, the view :math:`s_w` that it pulled. At a commit of worker :math:`w` every member
-    that accepts extra arguments receives
+    The state has a clock t that counts commits, the clock t_w at which each worker w last pulled, and, if a member of ``inner``
+    reads it, the view s_w that it pulled. At a commit of worker w every member that accepts extra arguments receives
 
-    - ``worker``: :math:`w`, an integer scalar;
-    - ``staleness``: :math:`\tau = t - t_w`, the commits applied since that worker's pull, an int32 scalar;
-    - ``stale_params``: :math:`s_w`, like ``params``; ``None`` unless a member asks for it by
+    - ``worker``: w, an integer scalar;
+    - ``staleness``: τ = t - t_w, the commits applied since that worker's pull, an int32 scalar;
+    - ``stale_params``: s_w, like ``params``; ``None`` unless a member asks for it by
       :class:`gemjax.rules.ReadsStaleParams`;
     - ``num_workers``: N, an int; 1 inside of :func:`gemjax.per_worker`;
     - ``local_steps``: 1 if it is not given and no member expects displacements;

@@ -86,7 +86,7 @@ def simulate(
     window: int | None = None,
     chunk_size: int | None = None,
 ) -> Result:
-    r"""Simulate asynchronous training along a trace, compiled, on one device.
+    """Simulate asynchronous training along a trace, compiled, on one device.
 
     Row t of the trace is the commit of a worker on the view that it pulled ``staleness[t]`` rows before. Gradients and commits
     are computed by the functions of the other engines, so the same trace gives the same parameters. Views and per-worker state
