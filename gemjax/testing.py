@@ -14,14 +14,12 @@ from gemjax.batches.base import select
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.transition import Transition
-from gemjax.protocol import slots
+from gemjax.protocol import PyTree, slots
 from gemjax.protocol.delays import spread_blocks
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import counting_refusals, refused
 from gemjax.protocol.staleness import pull_with_anchors, read_again
 from gemjax.protocol.trace import Trace, check_trace
-
-PyTree = Any
 
 
 class InjectedFaultError(RuntimeError):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_range
 
-PyTree = Any
 DEFAULTS: dict[str, Any] = {"data": (), "shared": False, "threads": 0, "num_workers": None}  # Of a source's attributes.
 
 

@@ -5,9 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import integer
-
-PyTree = Any
 
 
 def check_kind(batches: Any) -> None:

@@ -13,9 +13,8 @@ from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.checks import count_rows
 from gemjax.batches.rows import Epochs, check_plain
 from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, each
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_range, fits, integer
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import Batches
+from gemjax.protocol import PyTree
 
-PyTree = Any
 TOY = 16  # Numbers. A constant batch of no more is the target of a toy problem, so it causes no warning.
 _checked: set[tuple[int, int]] = set()  # The ids of functions that have been checked for frozen data.
 

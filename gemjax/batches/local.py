@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.batches.base import Wrapper, select
+from gemjax.protocol import PyTree
 from gemjax.protocol.local_steps import LocalSteps
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,8 @@ import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.rows import check_plain
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_range, fits
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)

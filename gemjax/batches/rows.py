@@ -9,8 +9,7 @@ import numpy as np
 from gemjax.batches.base import Batches, RowsError, Wrapper, adapt
 from gemjax.batches.checks import check_kind, count_rows
 from gemjax.batches.functions import Computed, warn_if_frozen
-
-PyTree = Any
+from gemjax.protocol import PyTree
 
 
 class Rows(Batches):

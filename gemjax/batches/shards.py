@@ -8,10 +8,9 @@ import numpy.typing as npt
 
 from gemjax.batches.checks import count_rows
 from gemjax.batches.rows import OwnEpochs, described
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_positive, integer
 from gemjax.protocol.staleness import check_num_workers
-
-PyTree = Any
 
 
 class Shards(OwnEpochs):
@@ -49,14 +48,14 @@ class Shards(OwnEpochs):
 
     def __init__(
         self,
-        data: PyTree,
+        data: "PyTree",
         batch_size: int,
         num_workers: int,
         seed: int = 0,
         *,
-        labels: npt.ArrayLike | None = None,
+        labels: "npt.ArrayLike | None" = None,
         concentration: float = 1.0,
-        rows: Sequence[npt.ArrayLike] | None = None,
+        rows: "Sequence[npt.ArrayLike] | None" = None,
     ):
         check_num_workers(num_workers)
         num_rows, batch_size = count_rows(data), integer("batch_size", batch_size, 1)

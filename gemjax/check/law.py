@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,8 @@ import numpy as np
 import optax
 
 import gemjax
+from gemjax.protocol import PyTree
 
-PyTree = Any
 DEADLINE = 120.0  # Seconds after which a hung worker is retired, so that the check ends.
 MOST_WORKERS = 16
 DELAY = 0.005  # Seconds added to each gradient of worker 0.

@@ -16,8 +16,8 @@ import gemjax
 from gemjax import arrivals
 from gemjax.check.law import DEADLINE
 from gemjax.engines.devices.hardware.sharding import devices_of
+from gemjax.protocol import PyTree
 
-PyTree = Any
 MODELS = {"small": (784, 112, 96, 10), "large": (784, 1024, 1024, 1024, 1024, 10)}  # Units per layer.
 BATCH, ROWS, RATE, MOMENTUM = 64, 2048, 1e-4, 0.9
 GRADIENT = 0.02  # Target seconds per gradient where overlap is measured: long compared with a commit.

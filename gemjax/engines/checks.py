@@ -10,13 +10,13 @@ import numpy as np
 import optax
 
 from gemjax.engines.programs import Kept, Program
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import integer, with_extra_args
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import is_asynchronous, needs_local_steps, needs_rounds
 from gemjax.protocol.trace import Trace
 
-PyTree = Any
 WIDE = ("float64", "complex128", "int64", "uint64")  # Of JAX arrays with jax_enable_x64 only.
 
 

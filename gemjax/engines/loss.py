@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_alike
-
-PyTree = Any
 
 # What engines report of every commit besides metrics and diagnostics, in a history, an event log or a timeline.
 COLUMNS = {

@@ -17,10 +17,10 @@ import optax
 from gemjax.batches.on_host import OnHost
 from gemjax.batches.rows import are_plain
 from gemjax.engines.transition import RunState, initial_state, workers_of
+from gemjax.protocol import PyTree
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import check_num_workers
 
-PyTree = Any
 STATE = "state"  # Name of the arrays of a state in the files of a checkpoint, which actors write, too.
 CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")  # Of cgroup v2.
 
@@ -75,12 +75,12 @@ def here(tree: PyTree) -> PyTree:
 
 
 def memory_of(
-    tx: optax.GradientTransformation,
-    params: PyTree,
+    tx: "optax.GradientTransformation",
+    params: "PyTree",
     *,
     num_workers: int | None = None,
-    model_state: PyTree = (),
-    local: LocalSteps | None = None,
+    model_state: "PyTree" = (),
+    local: "LocalSteps | None" = None,
 ) -> dict[str, int]:
     """Return the bytes that a run keeps, by purpose; nothing is allocated.
 

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from gemjax.protocol import PyTree
 from gemjax.protocol.compat import SETTINGS
 
-PyTree = Any
 KEPT = 8  # The newest values of each kind that are kept.
 # Parts of a program that its text does not show: functions of Python, and constants that JAX passes as arguments.
 UNTOLD = re.compile(r"custom_call @\w*callback|stablehlo\.(send|recv)\b|\bjax\.const\b")

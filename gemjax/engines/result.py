@@ -16,6 +16,7 @@ from gemjax.engines.checks import RunWarning as RunWarning
 from gemjax.engines.checks import is_in_rounds
 from gemjax.engines.memory import here
 from gemjax.engines.transition import RunState, check_led_to
+from gemjax.protocol import PyTree
 from gemjax.protocol.hooks import Refusals, can_refuse
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.slots import Slots
@@ -25,7 +26,6 @@ from gemjax.protocol.trace import COLUMNS, Trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PyTree = Any
 History = dict[str, np.ndarray]
 LAST = 100  # A printed result has the mean loss over so many applied commits.
 REFUSED = 100  # Refusals in a row per worker of which a run warns.

@@ -14,7 +14,7 @@ from gemjax.engines.checks import check_given, check_one_point, is_traced, shape
 from gemjax.engines.loss import check_unreserved
 from gemjax.engines.programs import Kept, Program, has_hash
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
-from gemjax.protocol import diagnostics, slots, staleness
+from gemjax.protocol import PyTree, diagnostics, slots, staleness
 from gemjax.protocol.checks import check_alike, check_bool, check_method, kept, with_extra_args
 from gemjax.protocol.delays import spread_blocks
 from gemjax.protocol.local_steps import LocalSteps
@@ -22,8 +22,6 @@ from gemjax.protocol.nodes import StalenessState, counting_refusals, in_front, i
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, is_asynchronous, pull_with_anchors
 from gemjax.protocol.trace import Trace
-
-PyTree = Any
 
 
 class RunState(NamedTuple):
@@ -385,14 +383,14 @@ _with_extra_args, _asynchronous = _cached(with_extra_args), _cached(asynchronous
 
 
 def initial_state(
-    tx: optax.GradientTransformation,
-    params: PyTree,
+    tx: "optax.GradientTransformation",
+    params: "PyTree",
     *,
     num_workers: int | None = None,
-    model_state: PyTree = (),
-    local: LocalSteps | None = None,
+    model_state: "PyTree" = (),
+    local: "LocalSteps | None" = None,
     num_blocks: int = 0,
-) -> RunState:
+) -> "RunState":
     """Return the state of a run before its first commit, for example to load a checkpoint into.
 
     Args:

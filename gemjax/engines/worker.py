@@ -12,13 +12,11 @@ import optax
 
 from gemjax.batches.local import Minibatches
 from gemjax.engines.loss import checked_loss
-from gemjax.protocol import slots
+from gemjax.protocol import PyTree, slots
 from gemjax.protocol.checks import check_alike, kept, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import copies_in
 from gemjax.protocol.slots import Slots
-
-PyTree = Any
 
 
 class KeptView(NamedTuple):

@@ -4,6 +4,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.staleness import asynchronous
 
@@ -15,12 +16,12 @@ DEAN2012LARGE = Paper("inproceedings", "dean2012large", {
     "url": "https://papers.nips.cc/paper/2012/hash/6aca97005c68f1206823815f66102863-Abstract.html"})  # fmt: skip
 
 
-def asgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
+def asgd(learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1) -> "Method":
     """Asynchronous SGD: each gradient is applied when it arrives.
 
     The baseline of the field; with one local step per commit it is DOWNPOUR. Staleness is ignored: the gradient was computed at
-    s = θ[t-τ] and moves θ[t]. The rate must therefore fall as workers are added, and a momentum behind it turns stale steps into
-    divergence.
+    s = θ[t-τ] and moves θ[t]. The rate must therefore fall as workers are added, and a momentum behind it turns stale steps
+    into divergence.
 
         θ[t+1] = θ[t] - η_t g(θ[t-τ])
 

@@ -9,6 +9,7 @@ import optax
 from gemjax.methods.dc_asgd import compensate_delay
 from gemjax.methods.momentum_asgd import HAKIMI2019TAMING
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_learning_rate, check_momentum
 from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.per_worker import per_worker
@@ -26,9 +27,7 @@ class DanaMomentumState(NamedTuple):
     ahead: LookAhead  # Shared: the sum of all v_w, like params, and the distance of the look-ahead along it.
 
 
-def dana_momentum(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9
-) -> optax.GradientTransformationExtraArgs:
+def dana_momentum(learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9) -> "Method":
     """Give each worker a momentum and shift views by the step that all momenta will take next.
 
     The atom of :func:`gemjax.dana_zero`, :func:`gemjax.dana_dc` and :func:`gemjax.dana_ga`. It turns the gradients of worker w
@@ -68,9 +67,7 @@ def dana_momentum(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def dana_zero(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def dana_zero(learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9, num_workers: int = 1) -> "Method":
     """DANA-Zero: Nesterov's look-ahead over the momenta of all workers.
 
     Until worker w returns, each other worker ordinarily commits once and moves θ by its momentum. That part is known when w
@@ -131,9 +128,7 @@ def dana_zero(
     return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)
 
 
-def dana_slim(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def dana_slim(learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9, num_workers: int = 1) -> "Method":
     """DANA-Slim: DANA's look-ahead at the central cost of ASGD.
 
     The central variable is the look-ahead point Θ = θ - ηγ Σ_j v_j of :func:`gemjax.dana_zero` instead of θ. A commit then only
@@ -187,8 +182,8 @@ def dana_slim(
 
 
 def dana_dc(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1, *, strength: float = 2.0
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9, num_workers: int = 1, *, strength: float = 2.0
+) -> "Method":
     """DANA-DC: DANA-Zero on gradients that are first corrected to the present.
 
     The look-ahead predicts the others' momenta, but not their gradients. The first-order compensation of :func:`gemjax.dc_asgd`

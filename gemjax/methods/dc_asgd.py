@@ -8,7 +8,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol import diagnostics
+from gemjax.protocol import Method, diagnostics
 from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.slots import Slots, match_mask
@@ -21,7 +21,6 @@ ZHENG2017ASYNCHRONOUS = Paper("inproceedings", "zheng2017asynchronous", {
     "booktitle": "International Conference on Machine Learning", "year": "2017", "eprint": "1609.08326"})  # fmt: skip
 PAPERS = {"compensate_delay": (ZHENG2017ASYNCHRONOUS,)}
 
-PyTree = Any
 VARIANTS = {"constant": 0.04, "adaptive": 2.0}  # Each with the authors' strength.
 
 
@@ -34,7 +33,7 @@ class CompensateDelayState(NamedTuple):
 
 def compensate_delay(
     strength: float | None = None, variant: str = "constant", decay: float = 0.95, eps: float = 1e-7
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Correct a stale gradient to the present central variable, to first order.
 
     The atom of :func:`gemjax.dc_asgd`, whose docstring explains the mathematics and the arguments. It acts on gradients, so it
@@ -101,14 +100,14 @@ def compensate_delay(
 
 
 def dc_asgd(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     num_workers: int = 1,
     *,
     variant: str = "constant",
     strength: float | None = None,
     decay: float = 0.95,
     eps: float = 1e-7,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Delay-compensated asynchronous SGD: a stale gradient is corrected to the present by its Taylor expansion.
 
     The gradient of worker w was computed at its view s_w; the present gradient differs from it by the Hessian times θ - s_w.

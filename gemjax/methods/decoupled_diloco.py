@@ -12,7 +12,7 @@ from gemjax.methods.fragments import by_fragment
 from gemjax.methods.leaf_groups import Groups
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol import slots
+from gemjax.protocol import Method, PyTree, slots
 from gemjax.protocol.checks import (
     check_choice,
     check_learning_rate,
@@ -43,7 +43,6 @@ PAPERS = {
     )
 }
 
-PyTree = Any
 MERGES = ("radial", "mean")
 
 
@@ -60,7 +59,7 @@ class MergeQuorumState(NamedTuple):
 
 def merge_quorum(
     inner: optax.GradientTransformation, count: int, *, merge: str = "radial", tokens: Sequence[float] | None = None
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Apply ``inner`` to the merge of every ``count`` displacements, weighted by the work behind them.
 
     The atom of :func:`gemjax.decoupled_diloco`, whose docstring explains the mathematics. It goes before the learning rate in a
@@ -166,18 +165,18 @@ def _with_norm(direction: jax.Array, radius: jax.Array) -> jax.Array:
 
 
 def decoupled_diloco(
-    learning_rate: optax.ScalarOrSchedule = 0.7,
+    learning_rate: "optax.ScalarOrSchedule" = 0.7,
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
     buffer_size: int | None = None,
     merge: str = "radial",
-    tokens: Sequence[float] | None = None,
-    fragments: Groups = 4,
+    tokens: "Sequence[float] | None" = None,
+    fragments: "Groups" = 4,
     keep: float = 0.0,
     delay: int = 0,
     every: int = 1,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Decoupled DiLoCo: an outer step per fragment as soon as a quorum of displacements has arrived.
 
     No worker waits for a slow or lost one: the first K displacements of a fragment make a step. Slow workers then have made

@@ -6,6 +6,7 @@ import optax
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.methods.staleness_aware import scale_by_staleness
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_at_least, check_learning_rate
 from gemjax.protocol.staleness import asynchronous, check_num_workers
 
@@ -26,8 +27,8 @@ PAPERS = {
 
 
 def delay_adaptive(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | None = None
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1, *, threshold: float | None = None
+) -> "Method":
     """Delay-adaptive asynchronous SGD: a gradient more than N commits old is damped.
 
     With N equal workers the ordinary staleness is N - 1, and the rate was chosen for it. Only stragglers are damped, in

@@ -10,6 +10,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import (
     check_between,
     check_learning_rate,
@@ -26,8 +27,6 @@ LIU2024ASYNCHRONOUS = Paper("article", "liu2024asynchronous", {
     "title": "Asynchronous Local-{SGD} Training for Language Modeling", "year": "2024", "eprint": "2401.09135"})  # fmt: skip
 PAPERS = {"delay_momentum": (LIU2024ASYNCHRONOUS,)}
 
-PyTree = Any
-
 
 class DelayMomentumState(NamedTuple):
     """State of :func:`delay_momentum`, shared by all workers."""
@@ -37,9 +36,7 @@ class DelayMomentumState(NamedTuple):
     velocity: PyTree  # v, like params.
 
 
-def delay_momentum(
-    momentum: float = 0.9, buffer_size: int = 1, spread: float = 0.0
-) -> optax.GradientTransformationExtraArgs:
+def delay_momentum(momentum: float = 0.9, buffer_size: int = 1, spread: float = 0.0) -> "Method":
     """Nesterov momentum that changes once per round of commits, while each commit acts at once.
 
     The atom of :func:`gemjax.delayed_nesterov`, whose docstring explains the mathematics and the arguments. It goes before the
@@ -93,13 +90,13 @@ def delay_momentum(
 
 
 def delayed_nesterov(
-    learning_rate: optax.ScalarOrSchedule = 0.07,
+    learning_rate: "optax.ScalarOrSchedule" = 0.07,
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
     buffer_size: int | None = None,
     spread: float = 0.0,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Delayed Nesterov: each displacement acts at once, and the momentum changes once per round.
 
     Workers run local steps and commit their displacements. A Nesterov momentum that takes in each displacement on arrival

@@ -5,6 +5,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
@@ -27,12 +28,12 @@ PAPERS = {
 
 
 def diloco(
-    learning_rate: optax.ScalarOrSchedule = 0.7,
+    learning_rate: "optax.ScalarOrSchedule" = 0.7,
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
     nesterov: bool = True,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """DiLoCo: one Nesterov step by the mean displacement of N commits.
 
     Workers run hundreds of local steps and commit their displacements. The mean of N displacements is the gradient of one
@@ -101,10 +102,10 @@ def diloco(
     )
 
 
-def in_rounds(inner: optax.GradientTransformation, count: int) -> optax.GradientTransformationExtraArgs:
+def in_rounds(inner: optax.GradientTransformation, count: int) -> "Method":
     """Apply ``inner`` to the mean of every ``count`` updates, kept in the float type that is the default when it is used."""
 
-    def rounds() -> optax.GradientTransformationExtraArgs:
+    def rounds() -> "Method":
         kind = jnp.result_type(float)
         steps = optax.MultiSteps(inner, every_k_schedule=lambda _: count, accumulator_dtype=kind)
         return optax.with_extra_args_support(steps.gradient_transformation())

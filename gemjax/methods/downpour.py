@@ -8,6 +8,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, require_protocol
@@ -19,9 +20,7 @@ HERMANS2017ACCUMULATED = Paper("inproceedings", "hermans2017accumulated", {
 PAPERS = {"scale_by_local_steps": (HERMANS2017ACCUMULATED,)}
 
 
-def downpour(
-    learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def downpour(learning_rate: "optax.ScalarOrSchedule" = 1.0, num_workers: int = 1) -> "Method":
     """DOWNPOUR: the central variable moves by each displacement in full.
 
     A worker pulls θ, takes τ steps of its own optimizer and pushes the sum of its updates. It communicates once per τ steps. By
@@ -70,7 +69,7 @@ def downpour(
     return asynchronous(optax.chain(displacements(), scale_by_learning_rate(learning_rate)), num_workers)
 
 
-def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
+def scale_by_local_steps() -> "Method":
     """Divide a displacement by its number of local steps.
 
     The atom of :func:`gemjax.agn`. It works anywhere inside :func:`gemjax.asynchronous`.
@@ -94,7 +93,7 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
-def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
+def agn(learning_rate: "optax.ScalarOrSchedule" = 1.0, num_workers: int = 1) -> "Method":
     """Accumulated gradient normalisation: a displacement counts as one step, whatever the number of local steps.
 
     As :func:`gemjax.downpour`, but the worker pushes the mean of its local steps instead of their sum: the direction is that of

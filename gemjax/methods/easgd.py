@@ -8,6 +8,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_between, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import Position
 from gemjax.protocol.local_steps import displacements
@@ -28,7 +29,7 @@ class ElasticState(NamedTuple):
     position: Slots  # x_w, a Position; the point from which the worker continues.
 
 
-def average_elastically(strength: float) -> optax.GradientTransformationExtraArgs:
+def average_elastically(strength: float) -> "Method":
     """Pull a worker's position and the central variable towards each other.
 
     The atom of :func:`gemjax.easgd` and :func:`gemjax.eamsgd`, whose docstrings explain the mathematics. It takes its input for
@@ -61,8 +62,8 @@ def average_elastically(strength: float) -> optax.GradientTransformationExtraArg
 
 
 def easgd(
-    learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1, *, strength: float | None = None
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule" = 1.0, num_workers: int = 1, *, strength: float | None = None
+) -> "Method":
     """Elastic averaging SGD: each worker explores from its own position, coupled elastically to the central variable.
 
     Workers are not reset to the central variable. At a commit, after τ local steps, the worker and the central variable move
@@ -122,12 +123,12 @@ def easgd(
 
 
 def eamsgd(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     momentum: float = 0.99,
     num_workers: int = 1,
     *,
     strength: float | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """EAMSGD: elastic averaging with Nesterov momentum at each worker and an exchange after each gradient.
 
     As :func:`gemjax.easgd` with a period of 1. The velocity of a worker is its own and is never exchanged.
@@ -179,7 +180,7 @@ def eamsgd(
     return asynchronous(optax.chain(momenta, _scale(learning_rate), pull), num_workers)
 
 
-def _scale(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+def _scale(learning_rate: "optax.ScalarOrSchedule") -> optax.GradientTransformation:
     return scale_by_learning_rate(learning_rate, flip_sign=False)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.papers import Paper
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_positive
 
 HUANG2026STABLE = Paper("article", "huang2026stable", {
@@ -40,7 +41,7 @@ def effective_sample_size(weights: jax.typing.ArrayLike) -> jax.Array:
     return jnp.sum(scaled) ** 2 / (weights.size * jnp.maximum(jnp.sum(scaled**2), 1))
 
 
-def scale_by_effective_sample_size(base: float = 1.0) -> optax.GradientTransformationExtraArgs:
+def scale_by_effective_sample_size(base: float = 1.0) -> "Method":
     """Scale a commit by the root of the effective sample size of its batch (VCPO).
 
     The variance of a policy gradient over stale samples grows as few of them take all the weight; then the learning rate is

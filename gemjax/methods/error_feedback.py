@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.papers import Paper
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_between, check_choice, check_positive, integer
 from gemjax.protocol.hooks import Code, Sends
 from gemjax.protocol.slots import Slots
 
-PyTree = Any
 SEIDE2014ONEBIT = Paper("inproceedings", "seide2014onebit", {
     "author": "Seide, Frank and Fu, Hao and Droppo, Jasha and Li, Gang and Yu, Dong",
     "title": "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech {DNN}s",
@@ -79,7 +79,7 @@ class Largest:
         return length, -(-size // length) if length else 0
 
 
-def round_to(dtype: str = "int8") -> optax.GradientTransformationExtraArgs:
+def round_to(dtype: str = "int8") -> "Method":
     """Round gradients to numbers of few bytes, and add each worker's rounding errors to its next gradient.
 
     Between hosts a gradient takes as long as its bytes. Rounded gradients take fewer, and with error feedback no part of a
@@ -131,7 +131,7 @@ def round_to(dtype: str = "int8") -> optax.GradientTransformationExtraArgs:
     return _with_feedback(Rounded(dtype))
 
 
-def sparsify(keep: float = 1 / 64, chunk: int = 4096, decay: float = 0.95) -> optax.GradientTransformationExtraArgs:
+def sparsify(keep: float = 1 / 64, chunk: int = 4096, decay: float = 0.95) -> "Method":
     """Keep the largest numbers of a gradient, and add what each worker left out to its next gradient.
 
     The compression of SparseLoCo. With the error e_w of the worker, which begins at 0, a gradient or displacement Δ of worker w
@@ -187,7 +187,7 @@ def sparsify(keep: float = 1 / 64, chunk: int = 4096, decay: float = 0.95) -> op
     return _with_feedback(Largest(float(keep), integer("chunk", chunk, 1, 2**16)), float(decay))
 
 
-def _with_feedback(code: Code, decay: float = 1.0) -> optax.GradientTransformationExtraArgs:
+def _with_feedback(code: Code, decay: float = 1.0) -> "Method":
     def init_fn(params) -> Any:
         return Sends(Slots(optax.tree.zeros_like(params)), code, decay)
 

@@ -8,6 +8,7 @@ import optax
 
 from gemjax.methods.gather import XIE2019ASYNCHRONOUS, Weight, weight_by_name
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.local_steps import displacements
@@ -17,7 +18,7 @@ from gemjax.protocol.staleness import asynchronous, require_protocol
 PAPERS = {"mix_with_worker": (XIE2019ASYNCHRONOUS,)}
 
 
-def mix_with_worker(weight: Weight | None = None) -> optax.GradientTransformationExtraArgs:
+def mix_with_worker(weight: Weight | None = None) -> "Method":
     """Turn a displacement into the distance from the worker's point to the central variable, times a weight.
 
     The atom of :func:`gemjax.fedasync`, whose docstring explains the mathematics. It goes before the learning rate in a chain
@@ -49,12 +50,12 @@ def mix_with_worker(weight: Weight | None = None) -> optax.GradientTransformatio
 
 
 def fedasync(
-    learning_rate: optax.ScalarOrSchedule = 0.6,
+    learning_rate: "optax.ScalarOrSchedule" = 0.6,
     num_workers: int = 1,
     *,
-    weight: str | Weight = "polynomial",
+    weight: "str | Weight" = "polynomial",
     mean_staleness: float = 0.0,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """FedAsync: each worker's point is mixed into the central variable, the staler, the less.
 
     A worker runs local steps from its view and sends the point that it reached. The central variable becomes a weighted mean of

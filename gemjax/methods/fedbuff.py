@@ -4,20 +4,21 @@ import optax
 
 from gemjax.methods.gather import Weight, gather, once_per_round, weight_by_name
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous
 
 
 def fedbuff(
-    learning_rate: optax.ScalarOrSchedule = 1.0,
+    learning_rate: "optax.ScalarOrSchedule" = 1.0,
     num_workers: int = 1,
     *,
     buffer_size: int = 10,
-    weight: str | Weight = "polynomial",
+    weight: "str | Weight" = "polynomial",
     mean_staleness: float = 0.0,
-    inner: optax.GradientTransformation | None = None,
-) -> optax.GradientTransformationExtraArgs:
+    inner: "optax.GradientTransformation | None" = None,
+) -> "Method":
     """FedBuff: the central variable moves once per buffer of displacements, and none is refused.
 
     Workers run local steps and commit their displacements. A step averages the next K that arrive, several of them possibly

@@ -10,6 +10,7 @@ import optax
 
 from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
 from gemjax.methods.papers import Paper
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import (
     check_between,
     check_method,
@@ -29,8 +30,6 @@ DOUILLARD2025STREAMING = Paper("article", "douillard2025streaming", {
     "title": "Streaming {DiLoCo} with overlapping communication: Towards a Distributed Free Lunch", "year": "2025",
     "eprint": "2501.18512"})  # fmt: skip
 PAPERS = {"by_fragment": (DOUILLARD2025STREAMING,)}
-
-PyTree = Any
 
 
 @jax.tree_util.register_dataclass
@@ -120,7 +119,7 @@ class FragmentsState:
 
 def by_fragment(
     inner: optax.GradientTransformation, fragments: Groups = 4, *, keep: float = 0.0, delay: int = 0, every: int = 1
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Let each commit of a worker carry one fragment of its displacement, and each pull one fragment of the parameters.
 
     The atom of :func:`gemjax.streaming_diloco` and :func:`gemjax.decoupled_diloco`. A worker keeps parameters x_w of its own

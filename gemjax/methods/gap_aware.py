@@ -9,7 +9,7 @@ import optax
 from gemjax.methods.dana import dana_momentum
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
-from gemjax.protocol import diagnostics
+from gemjax.protocol import Method, PyTree, diagnostics
 from gemjax.protocol.checks import (
     check_at_least,
     check_choice,
@@ -28,7 +28,6 @@ BARKAI2020GAP = Paper("inproceedings", "barkai2020gap", {
     "booktitle": "International Conference on Learning Representations", "year": "2020", "eprint": "1909.10802"})  # fmt: skip
 PAPERS = {"scale_by_gap": (BARKAI2020GAP,)}
 
-PyTree = Any
 ORDERS = ("after", "before")
 
 
@@ -43,12 +42,12 @@ class ScaleByGapState(NamedTuple):
 
 
 def scale_by_gap(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     inner: optax.GradientTransformation | None = None,
     decay: float = 0.999,
     eps: float = 1e-8,
     accumulate: str = "after",
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Divide each coordinate of a gradient by one plus its gap, measured in typical steps.
 
     The atom of :func:`gemjax.gap_aware`, whose docstring explains the mathematics and the arguments. It goes before the
@@ -129,14 +128,14 @@ def scale_by_gap(
 
 
 def gap_aware(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
     decay: float = 0.999,
     eps: float = 1e-8,
     accumulate: str = "after",
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Gap-Aware: a gradient is damped where the parameters have moved away from the point at which it was computed.
 
     The number of commits since a pull says little about the harm: late in training, or in a coordinate that hardly moves, many
@@ -215,13 +214,13 @@ def gap_aware(
 
 
 def dana_ga(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
     decay: float = 0.999,
     eps: float = 1e-8,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """DANA-GA: DANA-Zero on gradients divided by one plus their gap.
 
     The look-ahead of :func:`gemjax.dana_zero` makes the gap small, and :func:`gemjax.gap_aware` damps the rest.

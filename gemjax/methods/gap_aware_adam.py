@@ -4,18 +4,19 @@ import optax
 
 from gemjax.methods.gap_aware import scale_by_gap
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_at_least, check_momentum
 from gemjax.protocol.staleness import asynchronous
 
 
 def gap_aware_adam(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     num_workers: int = 1,
     *,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Gap-Aware Adam: a gradient is damped where the parameters have moved since its pull, measured in steps of Adam.
 
     :func:`gemjax.gap_aware` with Adam in place of the momentum. The gap is measured in the steps that Adam takes, and the

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from gemjax.methods.papers import Paper
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import (
     check_at_least,
     check_choice,
@@ -34,7 +35,6 @@ PAPERS = {
     "hinge_weight": (XIE2019ASYNCHRONOUS,),
 }
 
-PyTree = Any
 Weight = Callable[[jax.Array], jax.Array]
 
 
@@ -45,7 +45,7 @@ class GatherState(NamedTuple):
     mean: PyTree  # Like params but at least float32; their share of the mean.
 
 
-def gather(count: int, weight: Weight | None = None) -> optax.GradientTransformationExtraArgs:
+def gather(count: int, weight: Weight | None = None) -> "Method":
     """Gather commits until a round is full, and refuse none; the mean of the round then makes a step.
 
     The common atom of methods with a buffer: :func:`gemjax.fedbuff`, and :func:`gemjax.rennala`, which refuses stale gradients

@@ -9,7 +9,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol import diagnostics
+from gemjax.protocol import Method, PyTree, diagnostics
 from gemjax.protocol.checks import check_at_least, check_between, check_choice, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.slots import Slots, match_mask
@@ -21,7 +21,6 @@ HERMANS2018GRADIENT = Paper("article", "hermans2018gradient", {
     "eprint": "1805.08469"})  # fmt: skip
 PAPERS = {"match_energy": (HERMANS2018GRADIENT,)}
 
-PyTree = Any
 READINGS = ("equations", "code", "algorithm")
 QUANTILES = {"pi_05": 0.05, "pi_25": 0.25, "pi_median": 0.5, "pi_75": 0.75, "pi_95": 0.95}  # Diagnostics of pi.
 
@@ -64,7 +63,7 @@ def match_energy(
     clamp: tuple[float, float] | None = (0.0, 5.0),
     eps: float = 1e-12,
     reading: str = "equations",
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Scale each worker's update so that all workers together keep the kinetic energy of sequential momentum SGD.
 
     The atom of :func:`gemjax.gem`, whose docstring explains the mathematics and the arguments. It acts on *updates that carry
@@ -133,7 +132,7 @@ def match_energy(
 
 
 def gem(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
@@ -141,7 +140,7 @@ def gem(
     clamp: tuple[float, float] | None = (0.0, 5.0),
     eps: float = 1e-12,
     reading: str = "equations",
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Gradient energy matching: asynchronous workers that together move like one process with momentum.
 
     Worker w pulls s and commits τ commits later. Until then the other workers move the central variable by θ - s, the kinetic

@@ -9,7 +9,7 @@ import optax
 from gemjax.methods.momentum_lookahead import discounted_step
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
-from gemjax.protocol import diagnostics
+from gemjax.protocol import Method, diagnostics
 from gemjax.protocol.checks import check_at_least, check_between, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.local_steps import displacements
@@ -31,7 +31,7 @@ class AlignWithMomentumState(NamedTuple):
 
 
 def align_with_momentum(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     momentum: float = 0.9,
     *,
     keep_above: float = 0.2,
@@ -41,7 +41,7 @@ def align_with_momentum(
     caution: float = 3.0,
     weight: float = 1.0,
     eps: float = 1e-8,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Turn each tensor of a displacement towards a running mean, which takes in the result.
 
     The atom of :func:`gemjax.heloco`, whose docstring explains the mathematics and the arguments. It goes before the learning
@@ -115,7 +115,7 @@ def align_with_momentum(
 
 
 def heloco(
-    learning_rate: optax.ScalarOrSchedule = 0.7,
+    learning_rate: "optax.ScalarOrSchedule" = 0.7,
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
@@ -126,7 +126,7 @@ def heloco(
     caution: float = 3.0,
     weight: float | None = None,
     eps: float = 1e-8,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """HeLoCo: stale displacements are aligned with the outer momentum, tensor by tensor.
 
     Slow workers, and workers with their own data, commit displacements that suited another point. A displacement along the

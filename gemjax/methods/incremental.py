@@ -10,6 +10,7 @@ import optax
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.methods.ringleader import MARANJYAN2025RINGLEADER
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.slots import SharedRows, Slots
@@ -26,8 +27,6 @@ CHANG2025MITIGATING = Paper("article", "chang2025mitigating", {
     "eprint": "2511.19066"})  # fmt: skip
 PAPERS = dict.fromkeys(("aggregate_last", "aggregate_recent"), (CHANG2025MITIGATING, MARANJYAN2025RINGLEADER))
 
-PyTree = Any
-
 
 class AggregateLastState(NamedTuple):
     """State of :func:`aggregate_last`."""
@@ -39,7 +38,7 @@ class AggregateLastState(NamedTuple):
     workers: MadeFor
 
 
-def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
+def aggregate_last(num_workers: int) -> "Method":
     """Replace a gradient by the mean of the last gradients of all workers.
 
     The atom of :func:`gemjax.incremental`, whose docstring explains the mathematics. Its output is zero until each worker has
@@ -93,7 +92,7 @@ class AggregateRecentState(NamedTuple):
     workers: MadeFor
 
 
-def aggregate_recent(num_workers: int, max_age: int) -> optax.GradientTransformationExtraArgs:
+def aggregate_recent(num_workers: int, max_age: int) -> "Method":
     """Replace a gradient by the mean of the workers' last gradients, without those of ``max_age`` commits ago and before.
 
     The atom of :func:`gemjax.incremental` with ``max_age``. Its output is zero until each worker has committed once. It goes
@@ -155,8 +154,8 @@ def aggregate_recent(num_workers: int, max_age: int) -> optax.GradientTransforma
 
 
 def incremental(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, max_age: int | None = None
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1, *, max_age: int | None = None
+) -> "Method":
     """Incremental aggregated asynchronous SGD (IA²SGD, ACE): each step uses the last gradient of every worker.
 
     If each worker has data of its own, steps along single gradients favour the fast workers, which commit more often. Here the

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import integer, shown
 
-PyTree = Any
 Groups = int | Sequence[str | Sequence[str]] | Callable[[str, jax.Array], int]
 
 

@@ -10,6 +10,7 @@ from jax import lax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_between, check_bool, check_choice, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import StalenessState, check_of_one_run, nodes
@@ -26,8 +27,6 @@ TENG2019LEADER = Paper("inproceedings", "teng2019leader", {
     "title": "Leader Stochastic Gradient Descent for Distributed Training of Deep Learning Models",
     "booktitle": "Advances in Neural Information Processing Systems", "year": "2019", "eprint": "1905.10395"})  # fmt: skip
 PAPERS = {"follow_leader": (TENG2019LEADER,)}
-
-PyTree = Any
 
 
 class Following(NamedTuple):
@@ -123,7 +122,7 @@ def follow_leader(
     global_period: int = 1,
     window: int = 10,
     anchors: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Keep the position of each worker, pull workers to the leader, and set the central variable to the leader.
 
     The atom of :func:`gemjax.lsgd`, whose docstring explains the mathematics and the arguments. It takes its input for the
@@ -202,7 +201,7 @@ def follow_leader(
 
 
 def lsgd(
-    learning_rate: optax.ScalarOrSchedule = 1.0,
+    learning_rate: "optax.ScalarOrSchedule" = 1.0,
     num_workers: int = 1,
     *,
     strength: float = 0.1,
@@ -211,7 +210,7 @@ def lsgd(
     global_period: int = 1,
     window: int = 10,
     anchors: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Leader SGD: each worker trains from its own position and is pulled towards the worker with the lowest loss.
 
     If the loss is not convex, the average of several workers need not be good, but the best of them is. At each commit, after τ

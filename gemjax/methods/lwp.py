@@ -9,6 +9,7 @@ import optax
 from gemjax.methods.momentum_asgd import Horizon, look_ahead_momentum
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_momentum
 from gemjax.protocol.staleness import asynchronous, check_num_workers
 
@@ -52,12 +53,12 @@ def momentum_horizon(momentum: float = 0.9) -> Callable[[jax.Array], jax.Array]:
 
 
 def lwp(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
-    horizon: Horizon | None = None,
-) -> optax.GradientTransformationExtraArgs:
+    horizon: "Horizon | None" = None,
+) -> "Method":
     """Linear weight prediction: workers compute at the point to which the momentum will have led by their return.
 
     One momentum, shared by all workers, is assumed to stay constant for the D commits by which a gradient will be late, and the

@@ -9,6 +9,7 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.methods.rennala import TYURIN2023OPTIMAL
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import MadeFor, Refusals
 from gemjax.protocol.slots import Slots
@@ -19,8 +20,6 @@ from gemjax.protocol.staleness import (
 )
 
 PAPERS = {"gather_per_worker": (TYURIN2023OPTIMAL,)}
-
-PyTree = Any
 
 
 def take_in(own: PyTree, mean: PyTree, count: jax.Array, gradient: PyTree, num_workers: int) -> tuple[PyTree, PyTree]:
@@ -53,7 +52,7 @@ class GatherPerWorkerState(NamedTuple):
         return staleness > self.gathered
 
 
-def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.GradientTransformationExtraArgs:
+def gather_per_worker(num_workers: int, batch_size: int | None = None) -> "Method":
     """Gather gradients at the current parameters until each worker has enough, and refuse those at older parameters.
 
     The atom of :func:`gemjax.malenia`, whose docstring explains the mathematics and the arguments. Its output is zero until the
@@ -104,8 +103,8 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
 
 
 def malenia(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, batch_size: int | None = None
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1, *, batch_size: int | None = None
+) -> "Method":
     """Malenia SGD: mini-batch SGD for workers with data of their own, whose fast workers do not wait.
 
     As in :func:`gemjax.rennala`, all workers compute at the same θ, again and again, and a gradient at older parameters is

@@ -9,6 +9,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.slots import Slots
@@ -54,8 +55,8 @@ class LookAheadMomentumState(NamedTuple):
 
 
 def look_ahead_momentum(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, horizon: Horizon | None = None
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9, horizon: Horizon | None = None
+) -> "Method":
     """Heavy-ball momentum shared by all workers, with views ahead of the central variable.
 
     The atom of :func:`gemjax.nag_asgd` and :func:`gemjax.lwp`. It turns gradients into the velocity v ← γ v + g, so it goes
@@ -101,9 +102,7 @@ def look_ahead_momentum(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def momentum_asgd(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def momentum_asgd(learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9, num_workers: int = 1) -> "Method":
     """Asynchronous SGD with one heavy-ball momentum that all workers share.
 
     This is a parameter server with a momentum optimizer. Each gradient acts for about 1/(1-γ) commits, while other gradients
@@ -149,9 +148,7 @@ def momentum_asgd(
     return asynchronous(optax.chain(optax.trace(momentum), scale_by_learning_rate(learning_rate)), num_workers)
 
 
-def nag_asgd(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def nag_asgd(learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9, num_workers: int = 1) -> "Method":
     """NAG-ASGD: one Nesterov momentum that all workers share.
 
     :func:`gemjax.momentum_asgd` in which a view is the point to which the momentum alone would carry the central variable next.

@@ -8,6 +8,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_learning_rate, check_momentum
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous
@@ -19,8 +20,6 @@ AJANTHAN2025MOMENTUM = Paper("inproceedings", "ajanthan2025momentum", {
     "url": "https://openreview.net/forum?id=4O8nzTkHPI"})  # fmt: skip
 PAPERS = {"discount_momentum": (AJANTHAN2025MOMENTUM,)}
 
-PyTree = Any
-
 
 class DiscountMomentumState(NamedTuple):
     """State of :func:`discount_momentum`, shared by all workers."""
@@ -28,7 +27,7 @@ class DiscountMomentumState(NamedTuple):
     mean: PyTree  # m, like params.
 
 
-def discount_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtraArgs:
+def discount_momentum(momentum: float = 0.9) -> "Method":
     """Nesterov momentum with a running mean of the displacements in place of their sum.
 
     The atom of :func:`gemjax.momentum_lookahead`: m ← γ m + (1 - γ) g, with the output g + γ m. It goes before the learning
@@ -68,8 +67,8 @@ def discounted_step(momentum: Any, updates: PyTree, mean: PyTree) -> tuple[PyTre
 
 
 def momentum_lookahead(
-    learning_rate: optax.ScalarOrSchedule = 0.7, momentum: float = 0.9, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule" = 0.7, momentum: float = 0.9, num_workers: int = 1
+) -> "Method":
     """MLA: Nesterov's look-ahead over displacements, with a momentum that is a mean instead of a sum.
 
     Workers run local steps and commit their displacements. A view is the point to which the momentum alone would carry the

@@ -3,14 +3,13 @@
 import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_learning_rate, check_momentum
 from gemjax.protocol.per_worker import per_worker
 from gemjax.protocol.staleness import asynchronous
 
 
-def multi_asgd(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def multi_asgd(learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9, num_workers: int = 1) -> "Method":
     """Multi-ASGD: the gradients of each worker feed that worker's own momentum.
 
     With one momentum shared by N workers, each gradient is amplified by steps that other, stale gradients caused. Separate

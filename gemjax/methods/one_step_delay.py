@@ -8,7 +8,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol import diagnostics
+from gemjax.protocol import Method, PyTree, diagnostics
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.protocol.staleness import asynchronous
 
@@ -19,8 +19,6 @@ ZMUSHKO2026ONE = Paper("inproceedings", "zmushko2026one", {
     "booktitle": "International Conference on Machine Learning", "year": "2026", "eprint": "2606.30634"})  # fmt: skip
 PAPERS = {"correct_one_step_delay": (ZMUSHKO2026ONE,)}
 
-PyTree = Any
-
 
 class CorrectOneStepDelayState(NamedTuple):
     """State of :func:`correct_one_step_delay`, shared by all workers."""
@@ -29,7 +27,7 @@ class CorrectOneStepDelayState(NamedTuple):
     previous: PyTree  # u_{t-1}, like params; the last update before its correction.
 
 
-def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformationExtraArgs:
+def correct_one_step_delay(strength: float = 1.0) -> "Method":
     """Add to an update the change that a gradient without a delay of one step would have made.
 
     The atom of :func:`gemjax.one_step_delay`. It acts on *updates that already carry the learning rate*, so it goes last in a
@@ -75,12 +73,12 @@ def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformatio
 
 
 def one_step_delay(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
     strength: float = 1.0,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """One-step-delay correction: each update is extended by its difference from the previous one.
 
     In a pipeline with two versions of the weights every gradient is one step old. The part that the delayed optimizer did not

@@ -8,10 +8,10 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_learning_rate, check_momentum
 from gemjax.protocol.staleness import asynchronous, require_protocol
 
-PyTree = Any
 SHI2024ORDERED = Paper("inproceedings", "shi2024ordered", {
     "author": "Shi, Chang-Wei and Yang, Yi-Rui and Li, Wu-Jun", "title": "Ordered Momentum for Asynchronous {SGD}",
     "booktitle": "Advances in Neural Information Processing Systems", "year": "2024", "eprint": "2407.19234"})  # fmt: skip
@@ -25,7 +25,7 @@ class OrderMomentumState(NamedTuple):
     velocity: PyTree  # u, like params.
 
 
-def order_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtraArgs:
+def order_momentum(momentum: float = 0.9) -> "Method":
     """Replace gradients by the steps of a momentum that decays once per N commits, with stale gradients in their places.
 
     The atom of :func:`gemjax.ordered_momentum`, whose docstring explains the mathematics. It goes before the learning rate in a
@@ -61,9 +61,7 @@ def order_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtraAr
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def ordered_momentum(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def ordered_momentum(learning_rate: "optax.ScalarOrSchedule", momentum: float = 0.9, num_workers: int = 1) -> "Method":
     """Ordered momentum (OrMo): momentum that decays once per N commits, with each gradient in the place of its pull.
 
     Heavy ball at every commit decays N times as fast as that of synchronous SGD, and counts a late gradient as new. Here

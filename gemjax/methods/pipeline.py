@@ -12,6 +12,7 @@ from gemjax.methods.dc_asgd import compensate_delay
 from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import (
     check_at_least,
     check_learning_rate,
@@ -30,8 +31,6 @@ AJANTHAN2025NESTEROV = Paper("inproceedings", "ajanthan2025nesterov", {
     "title": "Nesterov Method for Asynchronous Pipeline Parallel Optimization",
     "booktitle": "International Conference on Machine Learning", "year": "2025", "eprint": "2505.01099"})  # fmt: skip
 PAPERS = {"stage_momentum": (AJANTHAN2025NESTEROV,), "delay_stages": (AJANTHAN2025NESTEROV,)}
-
-PyTree = Any
 
 
 @functools.partial(
@@ -73,7 +72,7 @@ class DelayStagesState(NamedTuple):
 
 def delay_stages(
     inner: optax.GradientTransformation, num_stages: int, stages: Groups | None = None, *, horizon: float = 0.0
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Delay the gradient of each leaf as the stages of an asynchronous pipeline do.
 
     While a mini-batch runs through P stages and back, stage k makes τ_k = P - 1 - k updates. For its leaves ``inner`` receives
@@ -182,7 +181,7 @@ def delays_of(num_stages: int, stages: Any, params: PyTree) -> PyTree:
 
 def stage_momentum(
     momentum: float, num_stages: int, stages: Groups | None = None, *, highest: float = 0.99
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Discounted Nesterov momentum that rises with the delay of a stage.
 
     The momentum of stage k is β_k = β + τ_k (β_max - β) / P. The atom of :func:`gemjax.async_pipeline`, whose docstring
@@ -222,16 +221,16 @@ def stage_momentum(
 
 
 def async_pipeline(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
     num_stages: int = 4,
-    stages: Groups | None = None,
+    stages: "Groups | None" = None,
     highest: float = 0.99,
     horizon: float = 0.0,
     strength: float = 0.0,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Asynchronous pipeline parallelism: Nesterov momentum whose strength rises with the delay of a stage.
 
     A pipeline without bubbles updates a stage with gradients that are as old as the stages behind it are many. Nesterov's

@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.protocol import Method
 
-def rate_at(learning_rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
+
+def rate_at(learning_rate: "optax.ScalarOrSchedule", count: jax.Array) -> jax.Array:
     """Return the learning rate of commit ``count`` (the first is 0), a scalar of the default float type."""
     value = learning_rate(count) if callable(learning_rate) else learning_rate
     return jnp.asarray(value, jnp.result_type(float))
 
 
-def scale_by_learning_rate(
-    learning_rate: optax.ScalarOrSchedule, *, flip_sign: bool = True
-) -> optax.GradientTransformationExtraArgs:
+def scale_by_learning_rate(learning_rate: "optax.ScalarOrSchedule", *, flip_sign: bool = True) -> "Method":
     """Return ``optax.scale_by_learning_rate`` with the same state and the diagnostic ``learning_rate``.
 
     >>> from gemjax.protocol.diagnostics import Observer

@@ -9,6 +9,7 @@ import optax
 from gemjax.methods.gather import GatherState, gather, once_per_round
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
@@ -18,8 +19,6 @@ TYURIN2023OPTIMAL = Paper("article", "tyurin2023optimal", {
     "title": "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation Model",
     "year": "2023", "eprint": "2305.12387"})  # fmt: skip
 PAPERS = {"gather_fresh": (TYURIN2023OPTIMAL,)}
-
-PyTree = Any
 
 
 class GatherFreshState(NamedTuple):
@@ -34,7 +33,7 @@ class GatherFreshState(NamedTuple):
         return staleness > self.gathered
 
 
-def gather_fresh(batch_size: int) -> optax.GradientTransformationExtraArgs:
+def gather_fresh(batch_size: int) -> "Method":
     """Gather gradients at the current parameters until a round is full, and refuse those at older parameters.
 
     The atom of :func:`gemjax.rennala`, whose docstring explains the mathematics. Its output is zero until the round is full,
@@ -66,12 +65,12 @@ def gather_fresh(batch_size: int) -> optax.GradientTransformationExtraArgs:
 
 
 def rennala(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: "optax.ScalarOrSchedule",
     num_workers: int = 1,
     *,
     batch_size: int | None = None,
-    inner: optax.GradientTransformation | None = None,
-) -> optax.GradientTransformationExtraArgs:
+    inner: "optax.GradientTransformation | None" = None,
+) -> "Method":
     """Rennala SGD: mini-batch SGD with the gradients that arrive first.
 
     All workers compute at the same θ. The first S gradients at it, from any workers, make one step; later ones are refused. No

@@ -8,6 +8,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, require_protocol
@@ -27,7 +28,7 @@ class ScaleByParticipationState(NamedTuple):
     own: Slots  # int32 []; commits of the worker.
 
 
-def scale_by_participation(estimator: str = "count", *, cap: float = 4.0) -> optax.GradientTransformationExtraArgs:
+def scale_by_participation(estimator: str = "count", *, cap: float = 4.0) -> "Method":
     """Scale a commit by the inverse of its worker's share of all commits, so that all workers count alike.
 
     The atom of :func:`gemjax.rescaled_asgd`, whose docstring explains the mathematics. It works anywhere inside
@@ -71,8 +72,8 @@ def scale_by_participation(estimator: str = "count", *, cap: float = 4.0) -> opt
 
 
 def rescaled_asgd(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, estimator: str = "count", cap: float = 4.0
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1, *, estimator: str = "count", cap: float = 4.0
+) -> "Method":
     """Rescaled ASGD: the rate of a worker is proportional to the time that it needs, so that all workers count alike.
 
     If each worker has data of its own, plain :func:`gemjax.asgd` minimises a mean in which fast workers weigh more. With rates

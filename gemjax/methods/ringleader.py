@@ -10,6 +10,7 @@ import optax
 from gemjax.methods.malenia import take_in
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.slots import Slots
@@ -25,8 +26,6 @@ MARANJYAN2025RINGLEADER = Paper("article", "maranjyan2025ringleader", {
     "year": "2025", "eprint": "2509.22860"})  # fmt: skip
 PAPERS = {"take_turns": (MARANJYAN2025RINGLEADER,)}
 
-PyTree = Any
-
 
 class TakeTurnsState(NamedTuple):
     """State of :func:`take_turns`."""
@@ -39,7 +38,7 @@ class TakeTurnsState(NamedTuple):
     workers: MadeFor
 
 
-def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
+def take_turns(num_workers: int) -> "Method":
     """Replace gradients by the mean over workers, once per worker and round.
 
     The atom of :func:`gemjax.ringleader`, whose docstring explains the mathematics. Its output is zero for commits that only
@@ -95,7 +94,7 @@ def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def ringleader(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
+def ringleader(learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1) -> "Method":
     """Ringleader ASGD: each worker makes one step per round, along the mean over all workers.
 
     For workers with data of their own. A table has the mean of each worker's gradients, and a step goes along the mean over the

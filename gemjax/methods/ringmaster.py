@@ -13,6 +13,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_between, check_learning_rate
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
@@ -56,7 +57,7 @@ class DropStaleState(NamedTuple):
     refusals: Refusals  # Of a threshold that is an array: a count, which the rule raises itself.
 
 
-def drop_stale(threshold: float | Threshold) -> optax.GradientTransformationExtraArgs:
+def drop_stale(threshold: float | Threshold) -> "Method":
     """Refuse every commit that is ``threshold`` or more commits old.
 
     The atom of :func:`gemjax.ringmaster`. It works anywhere inside :func:`gemjax.asynchronous`, in front of any method. A
@@ -110,8 +111,8 @@ def drop_stale(threshold: float | Threshold) -> optax.GradientTransformationExtr
 
 
 def ringmaster(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | Threshold | None = None
-) -> optax.GradientTransformationExtraArgs:
+    learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1, *, threshold: "float | Threshold | None" = None
+) -> "Method":
     """Ringmaster ASGD: asynchronous SGD that refuses gradients above a limit of staleness.
 
     Delays are not damped but cut off: a gradient less than R commits old counts in full, any other is refused and its worker

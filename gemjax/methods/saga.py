@@ -8,6 +8,7 @@ import optax
 
 from gemjax.methods.incremental import aggregate_last
 from gemjax.methods.papers import Paper
+from gemjax.protocol import Method
 from gemjax.protocol.staleness import require_protocol
 
 DEFAZIO2014SAGA = Paper("article", "defazio2014saga", {
@@ -20,7 +21,7 @@ LEBLOND2017ASAGA = Paper("article", "leblond2017asaga", {
 PAPERS = {"correct_by_last": (DEFAZIO2014SAGA, LEBLOND2017ASAGA)}
 
 
-def correct_by_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
+def correct_by_last(num_workers: int) -> "Method":
     """Correct a gradient by its worker's last one and the mean of the last ones of all workers (SAGA over batches).
 
     Each worker has one batch of its own, or data that it computes full gradients of. A step goes along

@@ -9,6 +9,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.staleness import asynchronous, require_protocol
 
@@ -37,7 +38,7 @@ def inverse_plus_one(staleness: jax.Array) -> jax.Array:
 
 def scale_by_staleness(
     factor: Callable[[jax.Array], jax.Array] = inverse,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Scale a commit by a function of its staleness.
 
     The atom of :func:`gemjax.staleness_aware` and :func:`gemjax.dynsgd`. It works anywhere inside :func:`gemjax.asynchronous`.
@@ -100,7 +101,7 @@ class StalenessSchedule:
     [-0.25]
     """
 
-    def __init__(self, value: optax.ScalarOrSchedule, factor: Callable[[jax.Array], jax.Array] = inverse):
+    def __init__(self, value: "optax.ScalarOrSchedule", factor: Callable[[jax.Array], jax.Array] = inverse):
         self.value, self.factor = value, factor
 
     def init(self) -> StalenessScheduleState:
@@ -121,9 +122,7 @@ class StalenessSchedule:
         return rate_at(self.value, state.count) * self.factor(jnp.asarray(staleness))
 
 
-def staleness_aware(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def staleness_aware(learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1) -> "Method":
     """Staleness-aware asynchronous SGD: the rate of a gradient is divided by its staleness.
 
         θ[t+1] = θ[t] - (η_t / max(1, τ)) g(θ[t-τ])
@@ -164,7 +163,7 @@ def staleness_aware(
     return asynchronous(optax.chain(scale_by_staleness(inverse), scale_by_learning_rate(learning_rate)), num_workers)
 
 
-def dynsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
+def dynsgd(learning_rate: "optax.ScalarOrSchedule", num_workers: int = 1) -> "Method":
     """DynSGD: the rate of a gradient is divided by its staleness plus one.
 
         θ[t+1] = θ[t] - (η_t / (τ + 1)) g(θ[t-τ])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.papers import Paper
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_at_least, check_choice, check_momentum, check_positive, check_positive_int
 from gemjax.protocol.staleness import require_protocol
 
@@ -40,7 +41,7 @@ class ScaleByStalenessDistributionState(NamedTuple):
 
 def scale_by_staleness_distribution(
     rule: str = "tail", *, momentum: float = 0.9, cap: float | None = None, bins: int = 200, warmup: int | None = None
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Scale a commit by a function of its staleness that fits the staleness of this run.
 
     Damping rules such as :func:`gemjax.dynsgd` are fixed functions of the staleness, whatever is usual in the run. These rules

@@ -6,22 +6,23 @@ from gemjax.methods.diloco import in_rounds
 from gemjax.methods.fragments import by_fragment
 from gemjax.methods.leaf_groups import Groups
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
 
 
 def streaming_diloco(
-    learning_rate: optax.ScalarOrSchedule = 0.7,
+    learning_rate: "optax.ScalarOrSchedule" = 0.7,
     momentum: float = 0.9,
     num_workers: int = 1,
     *,
-    fragments: Groups = 4,
+    fragments: "Groups" = 4,
     keep: float = 0.0,
     delay: int = 0,
     every: int = 1,
     nesterov: bool = True,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Streaming DiLoCo: the outer step of DiLoCo for one fragment of the parameters at a time.
 
     DiLoCo exchanges all parameters after each period of local steps, so links are idle and then full. Here a worker commits one

@@ -10,6 +10,7 @@ import optax
 from jax import lax
 
 from gemjax.methods.papers import Paper
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_positive_int
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.staleness import require_protocol
@@ -23,8 +24,6 @@ HUO2016ASYNCHRONOUS = Paper("article", "huo2016asynchronous", {
     "title": "Asynchronous Stochastic Gradient Descent with Variance Reduction for Non-Convex Optimization",
     "year": "2016", "eprint": "1604.03584"})  # fmt: skip
 PAPERS = {"reduce_variance": (REDDI2015VARIANCE, HUO2016ASYNCHRONOUS)}
-
-PyTree = Any
 
 
 class Snapshot(NamedTuple):
@@ -53,7 +52,7 @@ class ReduceVarianceState(NamedTuple):
         return self, view, (Snapshot(self.snapshot, self.mean, self.reduces),)
 
 
-def reduce_variance(period: int, num_batches: int) -> optax.GradientTransformationExtraArgs:
+def reduce_variance(period: int, num_batches: int) -> "Method":
     """Take snapshots, with the mean gradient at them, for a loss that :func:`reduced_loss` made (asynchronous SVRG).
 
     Phases alternate. In the first the parameters do not move, and ``num_batches`` gradients at them are gathered; then the

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum, integer
 from gemjax.protocol.slots import SharedRows
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
@@ -19,7 +20,6 @@ ZHANG2019YELLOWFIN = Paper("article", "zhang2019yellowfin", {
     "year": "2019", "eprint": "1706.03471"})  # fmt: skip
 PAPERS = {"tune_momentum": (ZHANG2019YELLOWFIN,)}
 
-PyTree = Any
 EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances above 0.
 
 
@@ -57,7 +57,7 @@ def tune_momentum(
     gain: float = 0.01,
     window: int = 20,
     sample: int = 4096,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """Turn gradients into steps of momentum SGD with a momentum and a learning rate that it tunes itself.
 
     The atom of :func:`gemjax.yellowfin`, whose docstring explains the mathematics and the arguments. Its output is rate times
@@ -120,13 +120,13 @@ def tune_momentum(
 
 
 def yellowfin(
-    learning_rate: optax.ScalarOrSchedule = 1.0,
+    learning_rate: "optax.ScalarOrSchedule" = 1.0,
     num_workers: int = 1,
     *,
     closed_loop: bool = True,
     decay: float = 0.999,
     gain: float = 0.01,
-) -> optax.GradientTransformationExtraArgs:
+) -> "Method":
     """YellowFin: momentum SGD that tunes its momentum and its rate, and subtracts the momentum that asynchrony adds.
 
     Stale gradients act like momentum: the commits of other workers since a pull continue in the direction of the past. The open
@@ -145,7 +145,7 @@ def yellowfin(
         μ̂ = median_i of (v_s - g)_i / (v[s-1])_i,   s = t - τ
         μ ← μ + κ (μ* - μ̂)
 
-    with mean(…) for running means with decay β, corrected for their start at zero, and μ = v = 0 at the start, all shared by all
+    with mean(…) a running mean with decay β, corrected for its start at zero, and μ = v = 0 at the start, all shared by all
     workers. A gradient from clock s shows where the central variable would have moved then without momentum; compared with
     that, its real velocity v_s shows the total.
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-PyTree = Any
+from gemjax.protocol import PyTree
+
 MOST_WORKERS = 1 << 20  # Of a trace, which needs memory for each worker, even if few commit.
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # As of a bucket, gs://name, of which a Path keeps one slash.
 KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)  # A number of each can be one of the next.

@@ -1,13 +1,12 @@
 """Delays: rows of traces from recorded ones, and the staleness of blocks of the parameters."""
 
 import bisect
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
+from gemjax.protocol import PyTree
 
 
 def rows_of_commits(delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

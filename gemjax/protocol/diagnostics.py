@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-PyTree = Any
+from gemjax.protocol import PyTree
 
 
 class Observer:

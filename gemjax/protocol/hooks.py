@@ -29,11 +29,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.protocol import diagnostics
+from gemjax.protocol import PyTree, diagnostics
 from gemjax.protocol.checks import check_alike
 from gemjax.protocol.slots import Slots
-
-PyTree = Any
 
 
 class ReadsStaleParams(NamedTuple):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_at_least, check_between, check_method, check_positive_int, integer
 from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds
 
-PyTree = Any
 LONGEST = 1 << 20  # Steps per commit. Their batches are chosen all at once, which takes some 200 bytes for each.
 
 
@@ -58,7 +58,7 @@ class LocalSteps:
     Array([ 3., -1.], dtype=float32)
     """
 
-    tx: optax.GradientTransformation
+    tx: "optax.GradientTransformation"
     period: Any = 1
     # Per worker, the local steps that it has made beyond those of these periods, if it made some with others.
     _beyond: Any = dataclasses.field(default=0, init=False, repr=False, compare=False)
@@ -123,7 +123,7 @@ class LocalSteps:
         return [np.concatenate([[0], np.cumsum(row)]) for row in self.period]
 
 
-def displacements(*, in_rounds: bool = False) -> optax.GradientTransformationExtraArgs:
+def displacements(*, in_rounds: bool = False) -> "Method":
     """No-op that marks a method as expecting local-step displacements, so that engines require ``local=``.
 
     Args:
@@ -145,7 +145,7 @@ def displacements(*, in_rounds: bool = False) -> optax.GradientTransformationExt
     return optax.GradientTransformationExtraArgs(lambda params: mark, update_fn)
 
 
-def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
+def pull_to_anchors(*strengths: float) -> "Method":
     """Pull each local step towards the points that the method sent along with the view.
 
     Use it in a *local* optimizer, behind its learning rate. After the step x ← x + u it applies x ← x - p_j (x - a_j) for each
@@ -185,9 +185,7 @@ def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
-def scale_by_progress(
-    schedule: optax.Schedule, period: float, num_workers: int
-) -> optax.GradientTransformationExtraArgs:
+def scale_by_progress(schedule: optax.Schedule, period: float, num_workers: int) -> "Method":
     """Scale local steps by a schedule that follows the progress of the run, instead of the steps of one worker.
 
     A schedule in a local optimizer counts that worker's steps: a fast worker ends it before a slow one. This transformation

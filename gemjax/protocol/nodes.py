@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.protocol import PyTree
 from gemjax.protocol.hooks import MadeFor, Refusals, Sends, can_refuse
 from gemjax.protocol.slots import Slots, check_number, is_rows, is_slots
-
-PyTree = Any
 
 
 @jax.tree_util.register_static

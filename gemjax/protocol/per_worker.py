@@ -4,15 +4,14 @@ from typing import Any
 
 import optax
 
+from gemjax.protocol import Method
 from gemjax.protocol.checks import check_method, with_extra_args
 from gemjax.protocol.nodes import check_made_for, nodes
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, is_asynchronous
 
 
-def per_worker(
-    inner: optax.GradientTransformation, num_workers: int | None = None
-) -> optax.GradientTransformationExtraArgs:
+def per_worker(inner: "optax.GradientTransformation", num_workers: int | None = None) -> "Method":
     """Give each worker its own state of ``inner``.
 
     A worker's commit sees and changes only its own moments, counts and traces. Several published methods are no more than that:

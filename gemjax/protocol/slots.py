@@ -16,9 +16,9 @@ import numpy as np
 import optax
 from jax import lax
 
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_worker
 
-PyTree = Any
 WORKERS = 0x67656D  # Separates keys of workers from those that rules make of theirs.
 
 

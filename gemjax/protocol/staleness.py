@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.protocol import slots
+from gemjax.protocol import Method, PyTree, slots
 from gemjax.protocol.checks import check_alike, check_method, check_positive_int, kept, with_extra_args
 from gemjax.protocol.diagnostics import offer_injected_rate
 from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds, ReadsStaleParams, Refusals, answer_pull, has_on_pull
@@ -33,10 +33,8 @@ from gemjax.protocol.nodes import (
 )
 from gemjax.protocol.slots import Slots
 
-PyTree = Any
 
-
-def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
+def asynchronous(inner: "optax.GradientTransformation", num_workers: int = 1) -> "Method":
     """Let ``num_workers`` workers commit to one central variable through ``inner``.
 
     The state has a clock t that counts commits, the clock t_w at which each worker w last pulled, and, if a member of ``inner``
@@ -140,7 +138,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = None) -> tuple[PyTree, PyTree]:
+def pull(state: "PyTree", params: "PyTree", worker: "jax.typing.ArrayLike | None" = None) -> "tuple[PyTree, PyTree]":
     """Return the view of the central variable for worker ``worker``, and record its pull.
 
     Finds the staleness state anywhere in ``state`` (inside ``chain``, ``masked``, ``inject_hyperparams``, …), sets

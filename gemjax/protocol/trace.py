@@ -63,13 +63,13 @@ class Trace:
 
     def __init__(
         self,
-        worker: npt.ArrayLike,
-        pulled_at: npt.ArrayLike | None = None,
-        step: npt.ArrayLike | None = None,
-        time: npt.ArrayLike | None = None,
+        worker: "npt.ArrayLike",
+        pulled_at: "npt.ArrayLike | None" = None,
+        step: "npt.ArrayLike | None" = None,
+        time: "npt.ArrayLike | None" = None,
         num_workers: int | None = None,
-        draw: npt.ArrayLike | None = None,
-        read_at: npt.ArrayLike | None = None,
+        draw: "npt.ArrayLike | None" = None,
+        read_at: "npt.ArrayLike | None" = None,
     ):
         worker = _integers("worker", worker)
         if num_workers is None:

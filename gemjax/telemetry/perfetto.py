@@ -16,8 +16,9 @@ SHOWN = ("step", "pulled_at", "staleness", "loss", "gap", "network", "to_host", 
 
 
 def chrome_trace(
-    source: Timeline | Recorded | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
-) -> dict[str, Any]:
+    source: "Timeline | Recorded | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray]",
+    num_workers: int | None = None,
+) -> "dict[str, Any]":
     """Return the timeline of a run as a JSON object in the Trace Event Format.
 
     Every worker has a track. A slice ``gradient`` extends from dispatch to ready (with ``waits for its view`` inside it, if the

@@ -82,8 +82,9 @@ class Summary:
 
 
 def summarise(
-    source: Timeline | Recorded | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
-) -> Summary:
+    source: "Timeline | Recorded | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray]",
+    num_workers: int | None = None,
+) -> "Summary":
     """Compute the statistics of a run from its records.
 
     Args:

@@ -61,7 +61,7 @@ class Timeline:
 
 def timeline(
     source: "Recorded | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray]", num_workers: int | None = None
-) -> Timeline:
+) -> "Timeline":
     """Order the records of a run by the cycles of its workers.
 
     Args:

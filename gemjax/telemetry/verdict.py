@@ -58,7 +58,7 @@ class Verdict:
         return "\n".join([*lines, *(f"To do: {advice}" for advice in self.advice)])
 
 
-def verdict(summary: Summary) -> Verdict:
+def verdict(summary: "Summary") -> "Verdict":
     """Judge a run: truly asynchronous or not.
 
     It is if workers compute at the same time, none waits long for the central variable, the order of commits is not a fixed

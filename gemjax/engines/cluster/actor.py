@@ -23,9 +23,8 @@ from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.memory import offload_if_needed
 from gemjax.engines.running import keys
 from gemjax.engines.worker import WorkerStep
+from gemjax.protocol import PyTree
 from gemjax.protocol.slots import Slots
-
-PyTree = Any
 
 
 class Job(NamedTuple):

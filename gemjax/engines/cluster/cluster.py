@@ -112,11 +112,11 @@ class Cluster:
         address: str | None = None,
         num_cpus: float = 1,
         num_gpus: float = 0,
-        resources: Mapping[str, float] | None = None,
+        resources: "Mapping[str, float] | None" = None,
         groups: int | None = None,
-        central: Place | None = None,
+        central: "Place | None" = None,
         central_hosts: int | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        runtime_env: "Mapping[str, Any] | None" = None,
     ):
         check_num_workers(num_workers)
         if min_workers is not None:

@@ -10,8 +10,6 @@ from gemjax.engines.devices.hardware.programs.gradients import Packers, gradient
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.protocol.hooks import Sends
 
-PyTree = Any
-
 
 def packers_of_messages(packed_as: Packers, part: Sends, central: Place, largest: float) -> Packers:
     """Return the packers with one of messages in place of that of gradients; ``part`` has shapes."""

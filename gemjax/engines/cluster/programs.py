@@ -30,12 +30,12 @@ from gemjax.engines.running import keys
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.transition import RunState, Transition
 from gemjax.engines.worker import WorkerStep
+from gemjax.protocol import PyTree
 from gemjax.protocol.hooks import Sends
 from gemjax.protocol.local_steps import PeriodsEndError
 from gemjax.protocol.nodes import in_front, with_errors
 from gemjax.protocol.slots import Slots
 
-PyTree = Any
 Times = tuple[float, float]  # time.perf_counter() before and after a copy to host memory.
 MEASURED = ("network", "to_host", "wire", "to_device")  # Seconds per gradient; the first is the sum of the others.
 LARGE = 100 * 1024  # Bytes; Ray sends smaller arguments with the call itself.

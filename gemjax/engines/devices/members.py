@@ -27,7 +27,7 @@ class Members:
     >>> members.join(3)
     """
 
-    def __init__(self, num_workers: int, absent: Iterable[int] = ()):
+    def __init__(self, num_workers: int, absent: "Iterable[int]" = ()):
         check_num_workers(num_workers)
         self.num_workers = num_workers
         self._absent = {integer("worker", worker, 0, num_workers - 1) for worker in absent}

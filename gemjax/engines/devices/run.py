@@ -25,44 +25,43 @@ from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
 from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate
 from gemjax.engines.transition import RunState, workers_of
+from gemjax.protocol import Loss, PyTree
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.eventlog import EventLog
 
-PyTree = Any
-
 
 def run_on_devices(
-    tx: optax.GradientTransformation,
-    loss_fn: Callable,
-    params: PyTree,
+    tx: "optax.GradientTransformation",
+    loss_fn: "Loss",
+    params: "PyTree",
     batches: Any,
     num_commits: int,
     *,
     num_workers: int | None = None,
-    placement: Placement | None = None,
-    model_state: PyTree = (),
+    placement: "Placement | None" = None,
+    model_state: "PyTree" = (),
     average_model_state: bool = False,
-    local: LocalSteps | None = None,
+    local: "LocalSteps | None" = None,
     seed: int = 0,
-    diagnostics: Iterable[str] = (),
-    state: RunState | Result | None = None,
-    recorded: Trace | None = None,
-    policy: Policy | None = None,
-    members: Members | None = None,
-    log: EventLog | None = None,
-    callback: Callback | None = None,
+    diagnostics: "Iterable[str]" = (),
+    state: "RunState | Result | None" = None,
+    recorded: "Trace | None" = None,
+    policy: "Policy | None" = None,
+    members: "Members | None" = None,
+    log: "EventLog | None" = None,
+    callback: "Callback | None" = None,
     callback_every: int | None = None,
     callback_seconds: float | None = None,
-    stops: Iterable[int] = (),
-    evaluate: Evaluate | None = None,
+    stops: "Iterable[int]" = (),
+    evaluate: "Evaluate | None" = None,
     evaluate_every: int | None = None,
     progress: bool = False,
-    checkpoints: str | os.PathLike | Checkpoints | None = None,
+    checkpoints: "str | os.PathLike | Checkpoints | None" = None,
     resume: bool = False,
     checkpoint_seconds: float = 600.0,
-    gate: Callable[[int, int], Any] | None = None,
-) -> Result:
+    gate: "Callable[[int, int], Any] | None" = None,
+) -> "Result":
     """Train asynchronously on this host's devices, in the order in which they finish.
 
     The calling thread owns the central variable: it dispatches a gradient to every worker, takes finished workers from

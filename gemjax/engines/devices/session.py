@@ -41,14 +41,13 @@ from gemjax.engines.running.interrupts import Held
 from gemjax.engines.running.progress import ProgressLine
 from gemjax.engines.transition import RunState, Transition, first_shapes
 from gemjax.engines.transition import first_state as first_state_of
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_positive, integer
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import needs_rounds
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.eventlog import EventLog
-
-PyTree = Any
 
 
 @dataclasses.dataclass

@@ -11,10 +11,10 @@ import numpy as np
 from gemjax.batches.threads import start_thread
 from gemjax.engines.checks import check_callback
 from gemjax.engines.result import Evaluated, History, concatenate
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import integer
 from gemjax.protocol.compat import settings_here
 
-PyTree = Any
 Evaluate = Callable[[PyTree, PyTree], Mapping[str, Any] | None]
 PER_RUN = 20  # Evaluations, and calls of a callback, unless the caller says otherwise.
 ROW = ("commit", "time")

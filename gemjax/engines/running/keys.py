@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gemjax.engines.checks import is_key
-
-PyTree = Any
+from gemjax.protocol import PyTree
 
 
 def as_data(tree: PyTree) -> PyTree:

@@ -1,15 +1,12 @@
 """The state and the rows that a simulation begins with, or continues from."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from gemjax.engines.result import History, checked_state
 from gemjax.engines.transition import RunState, Transition, copied, first_shapes, first_state, rows_of_trace
+from gemjax.protocol import PyTree
 from gemjax.protocol.trace import Events, Trace
-
-PyTree = Any
 
 
 def begin(transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None) -> RunState:

@@ -14,10 +14,10 @@ from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import are_plain, as_batches
 from gemjax.engines.checks import checked_seed
 from gemjax.engines.programs import UNTOLD
+from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_alike
 from gemjax.protocol.trace import Trace, check_trace
 
-PyTree = Any
 TAKEN = ("seed", "loss", "rejected", "dropped")  # Columns of a sweep's table besides those of the points.
 
 

@@ -12,8 +12,8 @@ from gemjax.engines.memory import default_device
 from gemjax.engines.programs import Kept, Program
 from gemjax.engines.result import as_column
 from gemjax.engines.transition import RunState
+from gemjax.protocol import PyTree
 
-PyTree = Any
 PROGRAMS = Kept()
 Lane = tuple[Any, list]  # Seed and hyper-parameters of a run, as numbers or traced.
 BATCHED_ON_CPU = 3_000  # Largest number of parameters whose runs are one batch on a CPU.

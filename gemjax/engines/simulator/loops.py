@@ -16,11 +16,10 @@ from gemjax.batches.base import select
 from gemjax.batches.local import LocalBatches
 from gemjax.engines.programs import Kept, Program
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol import slots
+from gemjax.protocol import PyTree, slots
 from gemjax.protocol.checks import check_positive_int
 from gemjax.protocol.trace import Events, previous_commits
 
-PyTree = Any
 CHUNK, CHUNK_BYTES, SMALL_BYTES = 1024, 2**28, 2**22
 PROGRAMS = Kept()
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -52,40 +52,40 @@ from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.continuing import begin, rows_of
 from gemjax.engines.simulator.loops import compiled, in_chunks, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition, first_shapes
+from gemjax.protocol import Loss, PyTree
 from gemjax.protocol.checks import integer
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, check_trace, draws_after
 
-PyTree = Any
 FAITHFUL = Kept()
 
 
 def simulate(
-    tx: optax.GradientTransformation,
-    loss_fn: Callable,
-    params: PyTree,
+    tx: "optax.GradientTransformation",
+    loss_fn: "Loss",
+    params: "PyTree",
     batches: Any,
-    trace: Trace,
+    trace: "Trace",
     *,
-    model_state: PyTree = (),
+    model_state: "PyTree" = (),
     average_model_state: bool = False,
-    local: LocalSteps | None = None,
+    local: "LocalSteps | None" = None,
     seed: int = 0,
-    diagnostics: Iterable[str] = (),
-    state: RunState | Result | None = None,
-    callback: Callback | None = None,
+    diagnostics: "Iterable[str]" = (),
+    state: "RunState | Result | None" = None,
+    callback: "Callback | None" = None,
     callback_every: int | None = None,
-    stops: Iterable[int] = (),
-    evaluate: Evaluate | None = None,
+    stops: "Iterable[int]" = (),
+    evaluate: "Evaluate | None" = None,
     evaluate_every: int | None = None,
     progress: bool = False,
-    checkpoints: str | os.PathLike | Checkpoints | None = None,
+    checkpoints: "str | os.PathLike | Checkpoints | None" = None,
     resume: bool = False,
     checkpoint_seconds: float = 600.0,
     window: int | None = None,
     chunk_size: int | None = None,
-) -> Result:
+) -> "Result":
     """Simulate asynchronous training along a trace, compiled, on one device.
 
     Row t of the trace is the commit of a worker on the view that it pulled ``staleness[t]`` rows before. Gradients and commits

@@ -23,6 +23,7 @@ from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, sta
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
 from gemjax.engines.simulator.loops import in_chunks, loop, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol import Loss, PyTree
 from gemjax.protocol.checks import check_bool, check_positive_int
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
@@ -31,7 +32,6 @@ from gemjax.protocol.trace import Events, Trace, draws_after
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PyTree = Any
 SHAPES, FAITHFUL = Kept(), Kept()
 
 
@@ -102,25 +102,25 @@ class SweepResult:
 
 
 def sweep(
-    make: Callable[..., Any],
-    loss_fn: Callable,
-    params: PyTree,
+    make: "Callable[..., Any]",
+    loss_fn: "Loss",
+    params: "PyTree",
     batches: Any,
-    trace: Trace | PerSeed,
-    over: Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]],
+    trace: "Trace | PerSeed",
+    over: "Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]]",
     *,
-    seeds: Iterable[int] = (0,),
-    model_state: PyTree = (),
+    seeds: "Iterable[int]" = (0,),
+    model_state: "PyTree" = (),
     average_model_state: bool = False,
-    local: LocalSteps | Callable[..., LocalSteps] | None = None,
-    diagnostics: Iterable[str] = (),
-    callback: Callable[[int, int], bool | None] | None = None,
+    local: "LocalSteps | Callable[..., LocalSteps] | None" = None,
+    diagnostics: "Iterable[str]" = (),
+    callback: "Callable[[int, int], bool | None] | None" = None,
     callback_every: int | None = None,
-    stops: Iterable[int] = (),
-    at_stop: Callable[[int, int, RunState], None] | None = None,
+    stops: "Iterable[int]" = (),
+    at_stop: "Callable[[int, int, RunState], None] | None" = None,
     batched: bool | None = None,
     chunk_size: int | None = None,
-) -> SweepResult:
+) -> "SweepResult":
     """Simulate one trace at every point of a grid of hyper-parameters, for several seeds, in one compiled program.
 
     All runs follow the same trace from the same parameters, so that they differ only in what is varied. With

@@ -8,10 +8,9 @@ import jax.extend.core as jex
 
 from gemjax.batches.base import select
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol import slots
+from gemjax.protocol import PyTree, slots
 from gemjax.protocol.trace import Events
 
-PyTree = Any
 DRAWS = ("random_bits", "random_gamma")  # Primitives that take a key and return numbers.
 
 

@@ -25,7 +25,6 @@ from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.compat import bind_collectives
 from gemjax.protocol.slots import Slots
 
-PyTree = Any
 SMALL = 256  # Numbers in the largest array of a state that the driver always has.
 
 

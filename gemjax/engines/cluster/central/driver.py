@@ -21,11 +21,9 @@ from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition, no_loss
-from gemjax.protocol import slots
+from gemjax.protocol import PyTree, slots
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.slots import Slots
-
-PyTree = Any
 
 
 def unmade_state(transition: Transition, params: PyTree, model_state: PyTree) -> RunState:

@@ -16,9 +16,7 @@ from gemjax.engines.devices.hardware.programs.gradients import Packers, packers
 from gemjax.engines.devices.hardware.sharding import devices_of
 from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol import slots
-
-PyTree = Any
+from gemjax.protocol import PyTree, slots
 
 
 class SharedPrograms(ClusterPrograms):

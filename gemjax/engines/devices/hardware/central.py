@@ -15,10 +15,9 @@ from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, w
 from gemjax.engines.programs import Kept, Program
 from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol import slots
+from gemjax.protocol import PyTree, slots
 from gemjax.protocol.slots import Slots
 
-PyTree = Any
 SMALL = 2**15  # Bytes of the largest leaf that is packed between commits.
 
 

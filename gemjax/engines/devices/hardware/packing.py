@@ -11,8 +11,7 @@ import numpy as np
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, whole
 from gemjax.engines.running import keys
 from gemjax.engines.transition import View
-
-PyTree = Any
+from gemjax.protocol import PyTree
 
 
 class Packed(NamedTuple):

@@ -82,11 +82,11 @@ def _plain(place: Place) -> Place:
 def place(
     num_workers: int,
     central: str | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    devices: "Sequence[jax.Device] | None" = None,
     *,
     central_devices: int = 1,
     worker_devices: int = 1,
-) -> Placement:
+) -> "Placement":
     """Spread workers over this host's devices and choose a place for the central variable.
 
     Args:
@@ -188,7 +188,7 @@ def warn_if_colocated(placement: Placement) -> None:
     )  # fmt: skip
 
 
-def cpu_devices(count: int) -> list[jax.Device]:
+def cpu_devices(count: int) -> "list[jax.Device]":
     """Split this host's CPU into ``count`` JAX devices, for demonstrations and tests without accelerators.
 
     Call it before any other use of JAX's devices. All CPU devices share the same cores, so there is asynchrony but no

@@ -17,10 +17,10 @@ from gemjax.batches.rows import any_worker_takes
 from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, no_threads, start_thread
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.running.interrupts import Held
+from gemjax.protocol import PyTree
 from gemjax.protocol.compat import settings_here
 from gemjax.protocol.local_steps import PeriodsEndError
 
-PyTree = Any
 PATIENCE = 60.0  # Seconds without the first rows after which a run warns.
 
 

@@ -2,15 +2,14 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from gemjax.batches.local import Minibatches
+from gemjax.protocol import PyTree
 
-PyTree = Any
 Place = jax.Device | tuple[jax.Device, ...]
 AXIS = "shard"
 

@@ -5,7 +5,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
@@ -15,8 +14,6 @@ from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
 from gemjax.engines.running.checkpoints.errors import CheckpointError, CheckpointWriteError
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_bool, check_positive
-
-PyTree = Any
 
 
 class Saving:

@@ -18,11 +18,9 @@ from gemjax.engines.memory import here
 from gemjax.engines.programs import Kept, Program
 from gemjax.engines.result import RunFailedError, with_numbers, without_numbers
 from gemjax.engines.transition import RunState, Transition, View
-from gemjax.protocol import slots
+from gemjax.protocol import PyTree, slots
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.trace import Draws
-
-PyTree = Any
 
 
 class CentralPrograms(abc.ABC):

@@ -12,8 +12,7 @@ from gemjax.engines.devices.hardware.packing import Packer, pack_whole
 from gemjax.engines.devices.hardware.sharding import Place, split_batch
 from gemjax.engines.devices.stepwise import Stepwise
 from gemjax.engines.worker import WorkerStep
-
-PyTree = Any
+from gemjax.protocol import PyTree
 
 
 class Packers(NamedTuple):

@@ -19,8 +19,7 @@ from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.devices.stepwise import Stepwise
 from gemjax.engines.programs import Program
 from gemjax.engines.transition import RunState, Transition
-
-PyTree = Any
+from gemjax.protocol import PyTree
 
 
 class Programs(CentralPrograms):
