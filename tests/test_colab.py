@@ -22,8 +22,8 @@ PICTURES = {  # Thumbnails, numbered from 0.
     "your_own_model": 0,
     "your_own_method": 1,
     "a_cluster_in_a_notebook": 0,
-    "language_model_with_local_steps": 0,
 }
+FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}  # Colab and Jupyter show the output alone.
 TIMEOUT = 600  # Seconds per cell.
 LARGEST = 500_000  # Bytes of a notebook with its pictures.
 KEPT = ("stdout", "display_data", "execute_result")  # Outputs; warnings and logs of one machine are not stored.
@@ -43,7 +43,7 @@ def digest(notebook):
 def store(path, notebook):
     """Write an executed notebook with its outputs and the digest of the code that made them."""
     for cell in notebook.cells:
-        cell.metadata = {}
+        cell.metadata = FOLDED if cell.source.startswith("# @title") else {}
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name", out.output_type) in KEPT]
     notebook.metadata["gemjax"] = {"executed": digest(notebook)}
@@ -90,6 +90,14 @@ def test_has_the_outputs_of_its_code(path):
     assert code[-1].outputs[-1].text == "All claims hold.\n"
     assert any("image/png" in out.get("data", {}) for cell in code for out in cell.outputs)
     assert path.stat().st_size <= LARGEST
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_code_that_draws_is_folded(path):
+    for cell in read(path).cells:
+        draws = cell.cell_type == "code" and "style.style()" in cell.source
+        assert draws == cell.source.startswith("# @title"), cell.source
+        assert cell.metadata == (FOLDED if draws else {})
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
