@@ -37,6 +37,7 @@ def pytest_addoption(parser):
     parser.addoption("--run-slow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--run-nightly", action="store_true", help="also run the tests marked slow or nightly")
     parser.addoption("--renew-golden", action="store_true", help="rewrite the golden histories instead of comparing")
+    parser.addoption("--renew-reference", action="store_true", help="rewrite gemjax/reference.md instead of comparing")
     parser.addoption("--renew-notebooks", action="store_true", help="store the outputs of notebooks that are executed")
     parser.addoption(
         "--compile-anew", action="store_true", help="do not keep compiled programs in pytest's cache folder"
