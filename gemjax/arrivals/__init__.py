@@ -10,6 +10,7 @@ one, and adding workers does not change the durations of the others.
 Models compose: ``Incidents(Delayed(Scaled(Gamma(4), [1, 1, 1, 3]), up=0.1, down=0.1), [Leaves(worker=2, at=40.0)])``.
 """
 
+from gemjax.arrivals.assigned import Assigned
 from gemjax.arrivals.barriers import Barrier, SemiSynchronous
 from gemjax.arrivals.base import Arrivals
 from gemjax.arrivals.incidents import Incidents, Joins, Leaves, Slows
@@ -22,6 +23,7 @@ from gemjax.arrivals.speed_up import SpeedUp, speed_up
 __all__ = [
     "Adversary",
     "Arrivals",
+    "Assigned",
     "Barrier",
     "ConstantSpeeds",
     "Delayed",
