@@ -89,6 +89,7 @@ from gemjax.methods.malenia import malenia
 from gemjax.methods.momentum_asgd import momentum_asgd, nag_asgd
 from gemjax.methods.momentum_lookahead import momentum_lookahead
 from gemjax.methods.multi_asgd import multi_asgd
+from gemjax.methods.no_loco import no_loco
 from gemjax.methods.one_step_delay import one_step_delay
 from gemjax.methods.ordered_momentum import ordered_momentum
 from gemjax.methods.pipeline import async_pipeline
@@ -107,7 +108,7 @@ from gemjax.telemetry import eventlog
 from gemjax.telemetry.eventlog import EventLog
 from gemjax.telemetry.perfetto import chrome_trace
 from gemjax.telemetry.summary import Summary, summarise
-from gemjax.telemetry.timeline import Timeline, timeline
+from gemjax.telemetry.timeline import timeline
 from gemjax.telemetry.verdict import Verdict, verdict
 
 try:
@@ -140,7 +141,6 @@ __all__ = [
     "Stream",
     "Summary",
     "SweepResult",
-    "Timeline",
     "Trace",
     "Verdict",
     "agn",
@@ -183,6 +183,7 @@ __all__ = [
     "momentum_lookahead",
     "multi_asgd",
     "nag_asgd",
+    "no_loco",
     "one_step_delay",
     "ordered_momentum",
     "per_worker",
@@ -213,11 +214,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in rules.__all__:
+    place = rules if name in rules.__all__ else telemetry if name == "Timeline" else None
+    if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(
-        f"gemjax.{name} is gemjax.rules.{name} now; the old name goes with the next release",
+        f"gemjax.{name} is {place.__name__}.{name} now; the old name goes with the next release",
         DeprecationWarning,
         stacklevel=2,
     )
-    return getattr(rules, name)
+    return getattr(place, name)

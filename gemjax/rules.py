@@ -30,6 +30,7 @@ from gemjax.methods.lwp import momentum_horizon
 from gemjax.methods.malenia import gather_per_worker
 from gemjax.methods.momentum_asgd import look_ahead_momentum
 from gemjax.methods.momentum_lookahead import discount_momentum
+from gemjax.methods.no_loco import average_in_pairs
 from gemjax.methods.one_step_delay import correct_one_step_delay
 from gemjax.methods.ordered_momentum import order_momentum
 from gemjax.methods.pipeline import delay_stages, stage_momentum
@@ -66,6 +67,7 @@ __all__ = [
     "aggregate_recent",
     "align_with_momentum",
     "average_elastically",
+    "average_in_pairs",
     "average_position",
     "by_fragment",
     "compensate_delay",

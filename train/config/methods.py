@@ -69,6 +69,7 @@ METHODS = {
     "agn": MethodFacts(local=True),
     "easgd": MethodFacts(("strength",), local=True),
     "lsgd": MethodFacts(("strength",), local=True),
+    "no_loco": MethodFacts(("momentum",), local=True),
     "outer_nesterov": MethodFacts(("momentum",), local=True),
     "delayed_nesterov": MethodFacts(("momentum",), local=True),
     "diloco": MethodFacts(("momentum",), local=True, rounds=True),

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
-from gemjax import Timeline
 from gemjax.engines.memory import readable
+from gemjax.telemetry import Timeline
 from gemjax.telemetry.verdict import duration
 from train.report import page
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import gemjax
-from gemjax import Summary, Timeline, Verdict
-from gemjax.telemetry import eventlog, style
+from gemjax import Summary, Verdict
+from gemjax.telemetry import Timeline, eventlog, style
 from gemjax.telemetry.perfetto import chrome_trace_text
 from gemjax.telemetry.verdict import duration
 from train.common.console import RunConsole

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from gemjax import Summary, Timeline
-from gemjax.telemetry import style
+from gemjax import Summary
+from gemjax.telemetry import Timeline, style
 from gemjax.telemetry.verdict import duration
 from train.common.files import write_picture
 from train.config.config import Config
