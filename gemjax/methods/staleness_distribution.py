@@ -157,6 +157,9 @@ def exponential_weight(usual: float) -> Callable[[jax.Array], jax.Array]:
     References:
       Damaskinos et al., `FLeet: Online Federated Learning via Staleness Awareness and Performance Prediction
       <https://arxiv.org/abs/2006.07273>`_, 2020
+
+    Deviation from the code of ASAP.SGD:
+      1. There :math:`T/2` in the logarithm is rounded down to a whole number.
     """
     check_positive("usual", usual)
     beta = 2.0 / usual * math.log1p(usual / 2.0)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gemjax
 from gemjax.rules import effective_sample_size, proximal_log_probs
 
 CASES = [
@@ -34,3 +35,15 @@ def test_the_ratio_of_vcpo():
     weights = np.random.default_rng(0).lognormal(size=16)
     expected = weights.sum() ** 2 / (weights**2).sum() / 16
     np.testing.assert_allclose(effective_sample_size(jnp.asarray(weights, jnp.float32)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("staleness", "batch"), [(0, 4), (2, 8)])
+def test_the_capacity_for_rollouts(staleness, batch):
+    """``areal/infra/staleness_manager.py``: (K + version + 1) B samples may have been begun; each version takes B of them."""
+    policy = gemjax.Policy(max_staleness=staleness)
+    for version in (0, 1, 5):
+        for ready in range(2 * batch):
+            for running in range(4 * batch):
+                accepted = version * batch + ready
+                capacity = (staleness + version + 1) * batch - (accepted + running)
+                assert policy.admits(in_flight=(running + ready) // batch) == (capacity > 0)

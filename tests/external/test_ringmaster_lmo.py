@@ -4,8 +4,7 @@ Sources: https://github.com/vectozavr/ringmaster-lmo/tree/c2ebc8a, ``src/asynchr
 Ringleader, IAASGD, delay-adaptive ASGD), and https://github.com/k3nfalt/optimal-decentralized-optimization/tree/253d2d4,
 ``code/distributed_optimization_library/asynchronous/algorithm.py`` (Rennala and ASGD that ignore late gradients), with the
 cluster of its ``tests/test_algorithm.py``: ten workers with delays 1, …, 10. The rules are written anew. The first program
-interrupts workers at a step of Rennala and Malenia and at the threshold of Ringmaster, the second one nowhere. The
-parameter-free variants are not in gemjax.
+interrupts workers at a step of Rennala and Malenia and at the threshold of Ringmaster, the second one nowhere.
 """
 
 import heapq
@@ -277,4 +276,59 @@ def test_ringmaster_interrupts_late_workers(x64, name):
     # Newton-Schulz triples small numbers five times per commit, and with them their rounding errors.
     first = EVENTS if name == "sgd" else 150
     np.testing.assert_allclose(after_commits[:first], expected[:first], rtol=0, atol=1e-9)
+    assert int(result.state.dropped) == 0
+
+
+# --- Threshold, rate and momentum without parameters of the problem, and a normalised step ------------------------------
+
+
+def parameter_agnostic(gamma):
+    """Return points, workers and pulls of normalised Ringmaster: R = sqrt(k), alpha = 1 / sqrt(k), gamma / (k + 1)^(3/4)."""
+    x, m, k, heap, delays = START.copy(), np.zeros(6), 0, [], np.zeros(WORKERS, int)
+    alpha, threshold = 1.0, 1.0
+    send = lambda i, now: heapq.heappush(heap, (now + DELAYS[i], i, k, x))
+    for i in range(WORKERS):
+        send(i, 0.0)
+    history, order, pulls = [], [], []
+    while k < EVENTS:
+        now, i, pulled, point = heapq.heappop(heap)
+        m = alpha * gradient(i, point) + (1 - alpha) * m
+        x, k = x - gamma / (k + 1) ** 0.75 * m / (np.linalg.norm(m) + 1e-10), k + 1
+        send(i, now)
+        delays += 1
+        delays[i] = 0
+        late = np.flatnonzero(delays >= threshold)
+        delays[late] = 0
+        heap = [item for item in heap if item[1] not in late]
+        heapq.heapify(heap)
+        for j in late.tolist():
+            send(j, now)
+        alpha, threshold = 1 / np.sqrt(k), np.floor(np.sqrt(k))
+        history.append(x)
+        order.append(i)
+        pulls.append(pulled)
+    return np.stack(history), order, pulls
+
+
+def test_parameter_agnostic_ringmaster_is_a_chain_of_schedules(x64):
+    """The trace has the interruptions; the threshold by schedule refuses nothing then."""
+    expected, order, pulls = parameter_agnostic(0.3)
+    trace = gemjax.Trace(order, pulls, num_workers=WORKERS)
+    assert trace.staleness.max() >= WORKERS - 1
+    last = lambda count: jnp.maximum(1.0, 1.0 * count)
+    rate = lambda count: 0.3 / (count + 1.0) ** 0.75
+    momentum = optax.inject_hyperparams(optax.ema, static_args=("debias",))(
+        lambda count: 1 - last(count) ** -0.5, debias=False
+    )
+    chain = optax.chain(
+        gemjax.rules.drop_stale(lambda count: jnp.floor(jnp.sqrt(last(count)))), momentum,
+        optax.normalize_by_update_norm(eps=1e-10), optax.scale_by_learning_rate(rate),
+    )  # fmt: skip
+    found = []
+    result = gemjax.simulate(
+        gemjax.asynchronous(chain, WORKERS), lambda x, target: 0.5 * (x - target) @ jnp.asarray(CURVATURE) @ (x - target),
+        jnp.asarray(START), gemjax.Computed(lambda worker, step: jnp.asarray(TARGETS)[worker]), trace,
+        callback=lambda progress: found.append(np.asarray(progress.params)), callback_every=1,
+    )  # fmt: skip
+    np.testing.assert_allclose(np.stack(found)[-EVENTS:], expected, rtol=0, atol=1e-9)
     assert int(result.state.dropped) == 0
