@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -175,6 +176,15 @@ def first(process, word, condition):
         if found == word and condition(numbers := [int(each) for each in words]):
             return numbers
     raise AssertionError(f"the driver has ended without such a line of {word}")
+
+
+def all_commit(process, before=None):
+    """Wait until each worker has committed since ``before``; return how many commits there are, and of each worker."""
+    before = before or [0] * (WORKERS + 1)
+    began = time.monotonic()
+    now = first(process, "commits", lambda now: all(now[k] > before[k] for k in range(1, WORKERS + 1)))
+    print(f"all workers commit after {time.monotonic() - began:.1f} s")
+    return now
 
 
 def assert_replays(tx, problem, trace, params):

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from engines.cluster import driver, hosts
 from engines.cluster.conftest import HEALTH
-from engines.cluster.driver import WORKERS, assert_replays, first, until
+from engines.cluster.driver import WORKERS, all_commit, assert_replays, first, until
 
 import gemjax
 
 pytest.importorskip("ray", reason="the cluster engine needs Ray")
 pytestmark = pytest.mark.slow
 LONG = 10**6
-EVERYBODY = range(1, WORKERS + 1)  # Their numbers in a line of the driver.
 
 
 @pytest.fixture
@@ -34,15 +33,6 @@ def network(request):
 def running(network, folder, commits=LONG, **options):
     options |= {"folder": str(folder), "commits": commits, "address": network.address}
     return driver.running(options, network.command(0), **hosts.ENVIRONMENT)
-
-
-def all_commit(process, before=None):
-    """Wait until each worker has committed since ``before``; return how many commits there are, and of each worker."""
-    before = before or [0] * (WORKERS + 1)
-    began = time.monotonic()
-    now = first(process, "commits", lambda now: all(now[k] > before[k] for k in EVERYBODY))
-    print(f"all workers commit after {time.monotonic() - began:.1f} s")
-    return now
 
 
 def check(process, folder, least=2000, **setting):
