@@ -177,8 +177,8 @@ class Claim:
     Args:
       title: the claim in one line.
       source: the paper and figure.
-      runs: the runs of each scale. `"full"` is the paper's setting; `"small"` takes minutes on two cores and needs no files;
-        `"cpu"` takes about an hour where the paper's setting would take days.
+      runs: the runs of each scale, none for a claim that is computed. `"full"` is the paper's setting; `"small"` takes minutes
+        on two cores and needs no files; `"cpu"` takes about an hour where the paper's setting would take days.
       paper: published numbers by quantity, series and point (`{"train_loss": {"GEM": {5: 0.075}}}`).
       read_off: true if the published numbers were read off a figure, and so are approximate.
       judge: a pure function of the measurements that returns the statements, at most three. It may depend on `measured.scale`.

@@ -41,7 +41,7 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
             "runs": len(records),
             "commits": sum(record["commits"] for record in records),
             "run_minutes": round(sum(record["seconds"] for record in records) / 60, 1),
-            "processes": max(record["processes"] for record in records),
+            "processes": max((record["processes"] for record in records), default=0),
         },
         "seeds": sorted({run.config.seed for run, _ in measured.records}),
         "hardware": _distinct(record["hardware"] for record in records),
@@ -55,11 +55,13 @@ def draw(claim: Claim, measured: Measured, path: Path, *, titled: bool = True) -
     from gemjax.telemetry.style import heading, label_ends, picture, style
     from train.claims import plots  # Here, so that claims are listed and judged without drawing.
 
-    counts = Counter(
-        (run.series, run.point) for run, _ in measured.records if run.config.seed not in claim.tuning
-    ).values()
-    least, most = min(counts), max(counts)
-    means = "one seed" if most == 1 else f"mean and range of {most if least == most else f'{least} to {most}'} seeds"
+    counts = Counter((run.series, run.point) for run, _ in measured.records if run.config.seed not in claim.tuning)
+    least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+    means = (
+        ("", "one seed")[most]
+        if most < 2
+        else f"mean and range of {most if least == most else f'{least} to {most}'} seeds"
+    )
     datasets = ", ".join(dict.fromkeys(run.config.dataset.replace("mnist", "MNIST") for run, _ in measured.records))
     setting = claim.setting.get(
         measured.scale, datasets if measured.full else f"{datasets} in place of the paper's setting"

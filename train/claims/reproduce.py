@@ -175,7 +175,7 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
         vector.parent.mkdir(parents=True, exist_ok=True)
         outcome.draw(claim, measured, vector, titled=False)
         say(console, f"picture for a paper: {vector}")
-    if asked.folder == RESULTS and len(runs) <= PUBLISHED_RUNS:
+    if asked.folder == RESULTS and 0 < len(runs) <= PUBLISHED_RUNS:
         pool.publish(asked.published(claim), {run: known[run] for run in runs})
     outcome.tell(claim, asked.scale, statements, console)
     say(console, f"results: {path}, picture: {picture}")
@@ -226,8 +226,9 @@ def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     missing = [run for run in runs if run not in known]
     total, left = sum(map(costs.commits, runs)), sum(map(costs.commits, missing))
     processes = asked.processes or Processes.usual()
-    seconds = sum(map(costs.gradients, missing)) / costs.speed(
-        known, claim, asked.scale, sum(map(costs.gradients, runs)), processes
+    whole = sum(map(costs.gradients, runs))
+    seconds = (
+        sum(map(costs.gradients, missing)) / costs.speed(known, claim, asked.scale, whole, processes) if missing else 0
     )
     done = f"{len(known)} done{_published(pool, known)}"
     say(console, f"{claim.name} ({asked.scale}): {len(runs)} runs of {total:,} commits in all, {done}")

@@ -134,9 +134,9 @@ def _found(result: dict[str, Any]) -> list[str]:
 
 
 def _made(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table of settings, costs, machines, commits and dates, with a row per claim."""
+    """Return a table of settings, costs, machines, commits and dates, with a row per claim that has runs."""
     rows = []
-    for result in results:
+    for result in (result for result in results if result["cost"]["runs"]):
         path, seeds, cost = file_name(result["claim"], result["scale"]), result["seeds"], result["cost"]
         machines = [
             f"{one['device']} ({one['cores']} cores, jax {one['jax']}, {cost['processes']} runs at a time)"
