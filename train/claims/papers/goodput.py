@@ -47,7 +47,7 @@ COLORS = {"asynchronous": "C0", f"first {FIRST} of {WORKERS}": "C1", "elastic": 
 
 
 class Failures(NamedTuple):
-    """When each worker fails, float64 [workers, failures], filled up with infinity; it is back after `AWAY`."""
+    """Moments at which each worker fails, float64 [workers, failures], filled up with infinity; it is back after `AWAY`."""
 
     at: np.ndarray
 
