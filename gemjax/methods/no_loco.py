@@ -8,6 +8,7 @@ import optax
 
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at
+from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_learning_rate, check_momentum
 from gemjax.protocol.hooks import MadeFor, ReadsStaleParams, where_present
 from gemjax.protocol.local_steps import displacements
@@ -19,8 +20,6 @@ KOLEHMAINEN2025NOLOCO = Paper("article", "kolehmainen2025noloco", {
     "title": "{NoLoCo}: No-all-reduce Low Communication Training Method for Large Models", "year": "2025",
     "eprint": "2506.10911"})  # fmt: skip
 PAPERS = {"average_in_pairs": (KOLEHMAINEN2025NOLOCO,)}
-
-PyTree = Any
 
 
 class Pairs(NamedTuple):
@@ -66,17 +65,15 @@ def partner(worker: jax.typing.ArrayLike, exchange: jax.typing.ArrayLike, num_wo
     return jnp.where(place < 2 * half, order[(place + half) % max(1, 2 * half)], jnp.asarray(worker))
 
 
-def average_in_pairs(
-    num_workers: int, strength: optax.ScalarOrSchedule = 0.7, momentum: float = 0.5
-) -> optax.GradientTransformationExtraArgs:
-    r"""Let each worker go on from slow weights of its own, which it averages with those of one other worker.
+def average_in_pairs(num_workers: int, strength: "optax.ScalarOrSchedule" = 0.7, momentum: float = 0.5) -> "Method":
+    """Let each worker go on from slow weights of its own, which it averages with those of one other worker.
 
     The atom of :func:`gemjax.no_loco`, whose docstring explains the mathematics. It takes its input for the worker's
     displacement and goes last in a chain, without a learning rate behind it.
 
     Args:
       num_workers: number of workers N, the same as that of :func:`gemjax.asynchronous`.
-      strength: :math:`\alpha`, the learning rate of :func:`gemjax.no_loco`.
+      strength: α, the learning rate of :func:`gemjax.no_loco`.
       momentum: as in :func:`gemjax.no_loco`.
 
     Returns:
@@ -133,47 +130,43 @@ def average_in_pairs(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def no_loco(
-    learning_rate: optax.ScalarOrSchedule = 0.7, momentum: float = 0.5, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
-    r"""NoLoCo: DiLoCo whose workers meet in pairs, so that no average over all workers is needed.
+def no_loco(learning_rate: "optax.ScalarOrSchedule" = 0.7, momentum: float = 0.5, num_workers: int = 1) -> "Method":
+    """NoLoCo: DiLoCo whose workers meet in pairs, so that no average over all workers is needed.
 
     Each worker has slow weights and an outer momentum of its own. After its local steps it meets one other worker, drawn at
     random, and both go on from weights that are partly averaged. No commit waits for all workers, and a meeting costs the
     same for any number of them.
 
-    .. math::
+        x_w ← φ_w - Δ_w
+        m_w ← β m_w + α ((x_w + x_j) / 2 - φ_w)
+        φ_w ← φ_w + m_w
 
-      x_w &\leftarrow \phi_w - \Delta_w \\
-      m_w &\leftarrow \beta m_w + \alpha \left(\frac{x_w + x_j}{2} - \phi_w\right) \\
-      \phi_w &\leftarrow \phi_w + m_w
-
-    with :math:`w` the worker that commits, :math:`\phi_w` its view, :math:`\Delta_w` the displacement by its local optimizer,
-    and :math:`j` its partner, at the position :math:`x_j` of its last commit. All :math:`\phi_w` are the initial parameters
-    and all :math:`m_w = 0` at the start. The last two lines are computed at the pull. Until its partner has committed once, a
-    worker goes on alone, as with :math:`x_j = x_w`. Run it with ``local=gemjax.LocalSteps(optimizer, period)``.
+    with w the worker that commits, φ_w its view, Δ_w the displacement by its local optimizer, and j its partner, at the
+    position x_j of its last commit. All φ_w are the initial parameters and all m_w = 0 at the start. The last two lines are
+    computed at the pull. Until its partner has committed once, a worker goes on alone, as with x_j = x_w. Run it with
+    ``local=gemjax.LocalSteps(optimizer, period)``.
 
     **Asynchronous or in rounds.** The partners of the k-th exchange are one random pairing of all workers, the same in each
     run. If all workers commit before the first one pulls, as with :class:`gemjax.arrivals.Barrier`, both workers of a pair
     meet each other, and the method is that of the paper. Otherwise a worker does not wait: it meets its partner at the position
     of that one's last commit. Each worker must take part: the last position of one that has left still attracts others.
 
-    **Evaluation.** ``result.params`` is the mean over the workers that have committed of :math:`\phi_w + \beta m_w -
-    \alpha \Delta_w`, from where each would go on alone. In rounds that is the mean of the slow weights.
+    **Evaluation.** ``result.params`` is the mean over the workers that have committed of φ_w + β m_w - α Δ_w, from where
+    each would go on alone. In rounds that is the mean of the slow weights.
 
     Reductions: with one worker, and with two in rounds, it is :func:`gemjax.diloco` with ``nesterov=False`` at a constant
     rate. At ``learning_rate=1`` and ``momentum=0`` a worker goes on from the mean of two positions.
 
     Args:
-      learning_rate: :math:`\alpha`, a non-negative float or a schedule over commits of the central variable, default 0.7. The
-        local optimizer has its own rate.
-      momentum: :math:`\beta` in [0, 1), default 0.5. The velocity carries the learning rate.
+      learning_rate: α, a non-negative float or a schedule over commits of the central variable, default 0.7. The local
+        optimizer has its own rate.
+      momentum: β in [0, 1), default 0.5. The velocity carries the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      worker's own :math:`\phi_w`. It keeps four copies of the parameters per worker (:math:`x_w`, the last two
-      :math:`\phi_w`, and from where it goes on alone).
+      worker's own φ_w. It keeps four copies of the parameters per worker (x_w, the last two φ_w, and from where it goes on
+      alone).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive; in an engine,

@@ -159,7 +159,7 @@ def exponential_weight(usual: float) -> Callable[[jax.Array], jax.Array]:
       <https://arxiv.org/abs/2006.07273>`_, 2020
 
     Deviation from the code of ASAP.SGD:
-      1. There :math:`T/2` in the logarithm is rounded down to a whole number.
+      1. There T/2 in the logarithm is rounded down to a whole number.
     """
     check_positive("usual", usual)
     beta = 2.0 / usual * math.log1p(usual / 2.0)
