@@ -40,7 +40,7 @@ Contents:
   ``citation``. ``python -m gemjax.check`` tests this machine.
 
 Pages: ``README.md`` in the folder of this package is the guide. ``methods/README.md`` has the table of methods, and explains
-how to choose one and how to add one. ``help`` of a name shows its arguments and an example.
+how to choose one; ``methods/add.md`` how to add one. ``help`` of a name shows its arguments and an example.
 """
 
 import importlib.metadata

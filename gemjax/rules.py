@@ -1,7 +1,7 @@
 """Parts from which methods are composed, and what the author of a rule needs.
 
 A rule is an optax transformation inside of :func:`gemjax.asynchronous`, usually chained with a learning rate. The page
-``methods/README.md`` lists the parts with their place in a chain, and explains how to write one.
+``methods/compose.md`` lists the parts with their place in a chain; ``methods/add.md`` explains how to write one.
 
 >>> import gemjax, math, optax
 >>> tx = gemjax.asynchronous(

@@ -37,7 +37,9 @@ PAGES = (
     "gemjax/runs.md",
     "gemjax/results.md",
     "gemjax/methods/README.md",
-    "train/README.md",
+    "gemjax/methods/compose.md",
+    "gemjax/methods/add.md",
+    *(COMMAND_LINE := ("train/README.md", "train/cluster.md", "train/measure.md")),
     "train/results/README.md",
     "colab/README.md",
 )
@@ -105,7 +107,8 @@ def test_commands_parse(argv, tmp_path, monkeypatch):
         parse(argv if parse is cli.parse else argv[1:])
 
 
-def test_the_page_of_the_command_line_names_flags_that_exist():
+@pytest.mark.parametrize("page", COMMAND_LINE)
+def test_a_page_of_the_command_line_names_flags_that_exist(page):
     fields = {
         field.name
         for kind in (Config, Grid, Benchmark, Compare, Reproduce, Bench, Race)
@@ -119,9 +122,7 @@ def test_the_page_of_the_command_line_names_flags_that_exist():
         compilation.FLAG,
         *(f"--{name.replace('_', '-')}" for name in fields),
     }
-    text = re.sub(
-        r"^```(?:yaml|ini)\n.*?^```$|(?:^|`)ray [^`\n]*", "", _text("train/README.md"), flags=re.DOTALL | re.MULTILINE
-    )
+    text = re.sub(r"^```(?:yaml|ini)\n.*?^```$|(?:^|`)ray [^`\n]*", "", _text(page), flags=re.DOTALL | re.MULTILINE)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) <= known
 
 
@@ -129,7 +130,7 @@ def test_the_page_of_the_command_line_names_flags_that_exist():
 def test_the_cluster_files_of_the_page_are_valid_for_ray():
     util = pytest.importorskip("ray.autoscaler._private.util")
     yaml = pytest.importorskip("yaml")
-    files = re.findall(r"^```yaml\n(.*?)^```$", _text("train/README.md"), re.DOTALL | re.MULTILINE)
+    files = re.findall(r"^```yaml\n(.*?)^```$", _text("train/cluster.md"), re.DOTALL | re.MULTILINE)
     assert len(files) == 2
     for text in files:
         config = util.prepare_config(yaml.safe_load(text))  # With Ray's defaults for the provider.

@@ -14,6 +14,7 @@ from gemjax.protocol.diagnostics import Observer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "gemjax" / "methods" / "README.md").read_text(encoding="utf-8")
+COMPOSE = (ROOT / "gemjax" / "methods" / "compose.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "gemjax" / "results.md").read_text(encoding="utf-8")
 OF_METHODS = {
     name: value
@@ -48,14 +49,18 @@ def test_every_method_has_one_row():
 
 
 def test_every_export_of_a_method_file_is_named():
-    missing = {name for name in OF_METHODS if f"`{name}`" not in PAGE}
-    assert not missing, f"gemjax/methods/README.md does not name {missing}"
+    missing = {name for name in OF_METHODS if f"`{name}`" not in PAGE + COMPOSE}
+    assert not missing, f"gemjax/methods/README.md and compose.md do not name {missing}"
 
 
-def test_the_first_page_counts_the_methods():
-    stated = re.search(r"\*\*(\d+) methods\*\*", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert stated, "README.md must state **N methods**"
-    assert int(stated[1]) == len(ALIASES), f"README.md: write **{len(ALIASES)} methods**"
+def test_the_pages_count_the_methods():
+    for page, pattern in (
+        ("README.md", r"\*\*(\d+) methods\*\*"),
+        ("gemjax/README.md", r"\| gemjax \| JAX \| yes \| (\d+) \|"),
+    ):
+        stated = re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))
+        assert stated, f"{page} must state {pattern}"
+        assert int(stated[1]) == len(ALIASES), f"{page}: write {len(ALIASES)}"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -21,7 +21,7 @@ MADE = ("claims", "setting and numbers", "runs", "cost", "machine", "commits", "
 INTRODUCTION = """# Published claims, checked
 
 This page is written by `python -m train results` from the JSON files beside it. `python -m train reproduce CLAIM` makes such
-a file; [train/README.md](../README.md#check-published-claims) describes that command.
+a file; [train/measure.md](../measure.md#check-published-claims) describes that command.
 
 A number is **reproduced** if its ratio to the published one is within the factor by which two means over seeds differ by
 chance (95 % for all points of a row together, at most 2). **Reproduced in direction** means that the paper's conclusion follows

@@ -129,7 +129,7 @@ def test_a_simulated_round_waits_for_the_slow_worker_only_at_the_barrier():
     assert 3 not in without.worker[:9]
 
 
-@pytest.mark.parametrize("page", ["README.md", "train/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "train/measure.md"])
 def test_the_seconds_of_a_page_are_those_of_the_stored_race(page):
     found = json.loads(STORED.read_text())
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())

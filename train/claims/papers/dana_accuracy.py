@@ -14,7 +14,7 @@ Setting (small): digits, 10 epochs, η = 0.01, 4 to 32 workers, one seed.
 
 Expected: one worker 91.63 %; DANA-DC loses 0.1 / 0.4 / 0.9 / 8.6 points with 4 / 8 / 16 / 32 workers; others fail.
 Found (cpu): DANA-DC keeps one worker's 60.1 % up to 16 workers (60.6 / 60.3 / 60.6 %) and 55.1 % with 32, the paper's shares to
-2 %. DANA-Slim does so up to 16 (60.3 %) and is at chance with 32, as DANA-Zero is with two of three seeds. NAG-ASGD fails from
+2 %. DANA-Slim does so up to 16 (60.3 %) and guesses with 32, as DANA-Zero does with two of three seeds. NAG-ASGD fails from
 8 workers on, and Multi-ASGD, LWP and DC-ASGD with momentum from 16 on; the known cells of the paper end at 12 or 16. Plain
 ASGD, without momentum, keeps 59.6 % with 16 workers and 58.7 % with 32: this task needs none.
 

@@ -11,7 +11,7 @@ Setting (small): digits with 2, 8 and 16 workers, η = 0.1, batches of 32, five 
 Expected: GEM within chance of the paper; adaptive staleness below it (0.14 against 0.33 to 0.40).
 Found: GEM's losses are the paper's to a tenth. DOWNPOUR is published twice: figure 1d has 0.084 / 0.131 / 1.32 / 2.30, the
 ends of the curves in 1b 0.084 / 0.101 / 0.33 / 1.22. So only 5 and 10 workers are judged, where our losses are those of 1b to
-within chance. With 30 workers DOWNPOUR fails in every seed (2.30, chance); with 20 our seeds end at 0.25, 0.17 and 0.11.
+within chance. With 30 workers DOWNPOUR fails in every seed (2.30, guesses); with 20 our seeds end at 0.25, 0.17 and 0.11.
 Adaptive staleness is flat, two to four times GEM's loss, but less than half of the published loss: the published runs had a
 smaller effective rate (`gem_adaptive_staleness`).
 

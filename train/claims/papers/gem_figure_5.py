@@ -11,7 +11,7 @@ Expected: the paper's losses.
 Found: GEM ends at 0.0262 (mean of three seeds), the paper's 0.0259. Momentum SGD's validation loss falls about as low as the
 paper's (0.052, after 14 epochs), but sooner: to 0.051 / 0.058 / 0.052 after 4 / 7 / 9 epochs. Then it rises, in the paper's
 run, too. In epochs 20 to 26 its mean is 0.89 / 1.33 / 1.29 times the paper's. In the last four epochs the network fails for
-good with two of the three seeds (2.30, chance); the last three evaluations of the third have a mean of 0.091, as the paper's
+good with two of the three seeds (2.30, guesses); the last three evaluations of the third have a mean of 0.091, as the paper's
 run. The paper does not claim overfitting, and its curves show none: momentum SGD's training loss also rises, from 0.12 to 0.20
 there and from 0.12 to 0.18 here before any seed fails. The rate, η / (1 - μ) = 0.5 with dropout, is too large for one worker.
 

@@ -9,8 +9,8 @@ Setting (small): digits at η = 0.05 with 4, 16 and 32 workers, one seed.
 Expected: GEM and the proxy as published; DOWNPOUR 0.14, 0.10, and 2.3 (chance) with 20.
 Found: GEM ends at 0.077 / 0.056 / 0.041, the paper's 0.066 / 0.058 / 0.035, and far below the sequential proxy in both (0.82,
 the paper's 0.57), whose effective rate of η / (1 - μ) = 1 is too large. DOWNPOUR fails earlier in the paper: it ends at 0.87
-with 5 workers, leaves the plot after ten steps with 10, and is at chance with 20. Ours learns with 5 and 10 (0.14 / 0.28) and
-is at chance with 20. The reason is open; arrivals that scatter more are a candidate (figure 3).
+with 5 workers, leaves the plot after ten steps with 10, and guesses with 20. Ours learns with 5 and 10 (0.14 / 0.28) and
+guesses with 20. The reason is open; arrivals that scatter more are a candidate (figure 3).
 
 Deviations:
   1. Those of figure 1.

@@ -162,7 +162,7 @@ def _ratio(found: Findings, setting: Setting, name: str, reference: str) -> str:
 
 
 def _setup(design: Design, found: Findings, command: str) -> list[str]:
-    """Return the table of what the numbers were made with; `train/README.md` defines the terms."""
+    """Return the table of what the numbers were made with; `train/measure.md` defines the terms."""
     content, (_, workers, cluster, _) = found.content, design.settings[0]
     cost, core = content["cost"], [entry for entry in design.entries() if design.is_core(entry)]
     rows = [(f"task *{title(name)}*", about) for name, about in design.titles.items()]
@@ -188,7 +188,7 @@ def _setup(design: Design, found: Findings, command: str) -> list[str]:
         ("machines", ", ".join(content["hardware"]) or "none yet"),
         ("command that makes or continues this page", f"`{command}`"),
     ]
-    defined = "The section *Benchmark* of `train/README.md` defines tuning, targets, times and intervals."
+    defined = "The section *Benchmark* of `train/measure.md` defines tuning, targets, times and intervals."
     return ["## How it is measured", "", defined, "", *_lines(("quantity", "value"), rows), ""]
 
 
