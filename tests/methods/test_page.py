@@ -57,7 +57,6 @@ def test_the_pages_count_the_methods():
     for page, pattern in (
         ("README.md", r"\*\*(\d+) methods\*\*"),
         ("gemjax/README.md", r"\| gemjax \| JAX \| yes \| (\d+) \|"),
-        ("gemjax/README.md", r"\| gemjax \| JAX \| yes \| (\d+) \|"),
     ):
         stated = re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))
         assert stated, f"{page} must state {pattern}"
