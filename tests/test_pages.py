@@ -22,6 +22,7 @@ from train.race.race import Race
 from train.report.compare import Compare
 from train.report.replay.replay import Replay
 from train.report.report import ReportFlags
+from train.report.twice import Twice
 from train.sweep import sweep
 from train.sweep.benchmark.benchmark import Benchmark
 from train.sweep.grid import Grid
@@ -52,6 +53,7 @@ PARSERS = {
     "report": lambda argv: tyro.cli(ReportFlags, args=argv),
     "replay": lambda argv: tyro.cli(Replay, args=argv),
     "compare": lambda argv: tyro.cli(Compare, args=argv),
+    "twice": lambda argv: tyro.cli(Twice, args=argv),
     "bench": lambda argv: tyro.cli(Bench, args=argv),
 }
 
@@ -111,7 +113,7 @@ def test_commands_parse(argv, tmp_path, monkeypatch):
 def test_a_page_of_the_command_line_names_flags_that_exist(page):
     fields = {
         field.name
-        for kind in (Config, Grid, Benchmark, Compare, Reproduce, Bench, Race)
+        for kind in (Config, Grid, Benchmark, Compare, Reproduce, Bench, Race, Twice)
         for field in dataclasses.fields(kind)
     }
     known = {

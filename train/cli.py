@@ -41,6 +41,7 @@ ABOUT = f"""Train a network with asynchronous workers, on the devices of this ma
   python -m train report [RUN]     was a run truly asynchronous, and what slowed it down
   python -m train replay [RUN]     does a run replay in the simulator to the same parameters
   python -m train compare RUN RUN  several runs in one picture and one table
+  python -m train twice            a run killed and resumed, and a run replayed, in one picture
   python -m train sweep            compare methods, numbers of workers and learning rates
   python -m train benchmark        which method, and how much faster than synchronous training
   python -m train reproduce CLAIM  check published claims

@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "train.report.report",
     "replay": "train.report.replay.replay",
     "compare": "train.report.compare",
+    "twice": "train.report.twice",
     "sweep": "train.sweep.sweep",
     "benchmark": "train.sweep.benchmark.benchmark",
     "reproduce": "train.claims.reproduce",
