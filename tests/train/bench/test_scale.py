@@ -12,7 +12,7 @@ from train.bench import scale
 from train.bench.bench import Bench
 from train.bench.scale import Arrangement, Driver, driver_of, simulate
 
-PAGE = Path(__file__).parents[3] / "train" / "README.md"
+PAGE = Path(__file__).parents[3] / "train" / "cluster.md"
 GRADIENT, GIGABITS = 0.2, 10.0
 
 
