@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import tyro
@@ -26,6 +26,7 @@ from train.config.parsing import parse_flags
 
 PyTree = Any
 
+RESULTS = Path(__file__).parents[1] / "results"
 Measurement = Literal["simulate", "devices", "cluster", "methods", "arrivals", "scale", "check", "second"]
 
 
@@ -63,8 +64,10 @@ class Bench:
     """Bandwidth of such a host in each direction, in Gbit/s (`scale`)."""
     gradient_seconds: float = 0.2
     """Mean time of a gradient on such a host (`scale`)."""
-    measured: str | None = None
-    """File of `bench cluster --out` with the driver's time per commit (`scale`); default: an assumption."""
+    address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
+    """Running Ray cluster: `cluster` measures the share of the wire's speed that commits from another host reach."""
+    measured: tuple[str, ...] = tuple(str(RESULTS / f"bench_{name}.json") for name in ("cluster", "wire_1gbit"))
+    """Files of `bench cluster --out`, one without and one with `--address` (`scale`); default: the published ones."""
     out: str | None = None
     """File for the figures as JSON; default: none is written."""
 
@@ -74,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     bench = parse_flags(Bench, argv, "python -m train bench")
     # Known before the measurements of other parts, which may take an hour.
     if "scale" in bench.what:
-        bench_scale.driver_of(bench.measured)
+        bench_scale.measured_in(bench.measured)
     if "cluster" in bench.what:
         bench_cluster.imported_ray()
     if bench.out:
@@ -88,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
             bench.networks, bench.batch_sizes, bench.methods, bench.workers, bench.rounds, bench.steps, console
         ),
         "devices": lambda: bench_devices.measure(bench.parameters, bench.rounds, bench.commits, console),
-        "cluster": lambda: bench_cluster.measure(bench.parameters, bench.rounds, bench.commits, console),
+        "cluster": lambda: bench_cluster.measure(bench.parameters, bench.rounds, bench.commits, console, bench.address),
         "arrivals": lambda: bench_arrivals.rates(bench.rounds, 1_000_000, console),
         "scale": lambda: bench_scale.table(
             bench.parameters, bench.hosts, bench.gigabits, bench.gradient_seconds, bench.measured, console

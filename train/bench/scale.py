@@ -1,6 +1,7 @@
 """`python -m train bench scale`: hundreds of hosts on one central variable, by arrival models with a network."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from gemjax import arrivals
+from train.bench.cluster import AT_ACTORS, HOSTS
 from train.common.console import show_table
 from train.common.errors import UsageError
 
@@ -21,21 +23,34 @@ LATENCY = 1e-4  # Seconds per message between two hosts of one data centre.
 VARIATION = 0.1  # Of a gradient's duration, as DANA simulates clusters.
 FULL = 0.95  # Utilisation from which a stage is the bottleneck.
 BYTES = 4  # Of a parameter in float32.
+WIRE = "float32, 4"  # Figures of `bench cluster --address`.
+COLUMNS = {"commits": "commits/s", "gradients": "gradients/s", "wire": "MB per commit", "asgd": "GB, asgd", "gem": "GB, gem",
+           "p50": "staleness p50", "p95": "p95"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class Driver:
-    """Seconds of the driver's thread per commit and pull: a fixed part (calls of Ray), and one per byte (copies, the commit).
+class Measured:
+    """Seconds per commit and pull, as `bench cluster` measures them: a fixed part (calls of Ray), and one per byte.
 
-    The defaults are those that `bench cluster` measured on two cores that other programs used as well.
+    Attributes:
+      seconds: the fixed part of the driver's thread.
+      per_byte: that of each byte of the parameters, for copies and the commit.
+      at_actors: the fixed part of central actors, for which the driver's thread waits.
+      per_byte_there: that of each byte of an actor's part of the parameters.
+      share: of the wire's speed that commits reach.
     """
 
-    seconds: float = 2.3e-3
-    seconds_per_byte: float = 3.5e-9
-    source: str = "two cores"
+    seconds: float
+    per_byte: float
+    at_actors: float
+    per_byte_there: float
+    share: float
 
-    def service(self, size: float) -> float:
-        return self.seconds + self.seconds_per_byte * size
+    def service(self, size: float, actors: int) -> float:
+        """Return the seconds of a commit of so many bytes, over so many actors; 1 stands for the driver."""
+        if actors == 1:
+            return self.seconds + self.per_byte * size
+        return self.at_actors + self.per_byte_there * size / actors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +61,6 @@ class Arrangement:
       name: description in the table.
       period: local steps per commit.
       up: bytes of a commit relative to float32.
-      down: bytes of a view relative to float32.
       actors: central actors, each on a host of its own, over which the parameters are sharded. They copy and commit their parts
         at the same time, while the driver's thread waits.
     """
@@ -54,16 +68,15 @@ class Arrangement:
     name: str
     period: int = 1
     up: float = 1.0
-    down: float = 1.0
     actors: int = 1
 
 
 ARRANGEMENTS = (
     Arrangement("as it is"),
-    Arrangement("8-bit commits, bf16 views", up=0.25, down=0.5),
+    Arrangement("int8 gradients", up=0.25),
     Arrangement("8 central actors", actors=8),
     Arrangement("16 local steps", period=16),
-    Arrangement("16 local steps, 8-bit, bf16, 8 actors", period=16, up=0.25, down=0.5, actors=8),
+    Arrangement("500 local steps, 8 central actors", period=500, actors=8),
 )
 
 
@@ -72,64 +85,57 @@ def table(
     hosts: Sequence[int],
     gigabits: float,
     gradient_seconds: float,
-    figures_of_cluster: str | None,
+    files: Sequence[str],
     console: Console,
 ) -> dict[str, Any]:
-    """Simulate every arrangement for each number of parameters and hosts, and print the result.
+    """Simulate every arrangement for each number of parameters and hosts; print rates and the memory of central hosts.
 
     Args:
       sizes: numbers of parameters.
       hosts: numbers of hosts, with one worker each.
       gigabits: bandwidth of every host in each direction, in Gbit/s.
       gradient_seconds: mean time of a gradient.
-      figures_of_cluster: file of `bench cluster --out`, for the driver's time per commit; ``None`` for the assumed one.
+      files: as for :func:`measured_in`.
       console: prints the table.
     """
-    driver = driver_of(figures_of_cluster)
+    measured = measured_in(files)
     figures: dict[str, Any] = {
         "assumptions": {"gigabits": gigabits, "gradient_seconds": gradient_seconds, "latency": LATENCY, "variation": VARIATION,
-                        "driver": dataclasses.asdict(driver)}
+                        "measured": dataclasses.asdict(measured)}
     }  # fmt: skip
-    for size in sizes:
-        title = (
-            f"{size:,} parameters, {gradient_seconds:g} s per gradient, {gigabits:g} Gbit/s per host; the driver's thread "
-            f"({driver.source}): {1e3 * driver.service(BYTES * size):.3g} ms per commit"
-        )
-        rows = []
-        for count in hosts:
-            for arrangement in ARRANGEMENTS:
-                row = simulate(arrangement, size, count, gigabits, gradient_seconds, driver)
-                figures[f"{size} parameters, {count} hosts, {arrangement.name}"] = row
-                numbers = (_short(row[name]) for name in ("commits", "gradients", "in_mb", "out_mb", "p50", "p95"))
-                rows.append(
-                    (f"{count:,}", arrangement.name, *numbers, f"{100 * row['computing']:.0f} %", row["bottleneck"])
-                )
-        columns = ("hosts", "arrangement", "commits/s", "gradients/s", "in MB/s", "out MB/s",
-                   "staleness p50", "p95", "computing", "bottleneck")  # fmt: skip
-        show_table(console, title, columns, rows, words=2)
+    rows = []
+    for size, count, arrangement in itertools.product(sizes, hosts, ARRANGEMENTS):
+        row = simulate(arrangement, size, count, gigabits, gradient_seconds, measured)
+        figures[f"{size} parameters, {count} hosts, {arrangement.name}"] = row
+        numbers = (*(short(row[name]) for name in COLUMNS), f"{100 * row['computing']:.0f} %")
+        rows.append((f"{size:,}", f"{count:,}", arrangement.name, *numbers, row["bottleneck"]))
+    title = f"{gradient_seconds:g} s per gradient; {gigabits:g} Gbit/s per host, of which commits reach {measured.share:.0%}"
+    columns = ("parameters", "hosts", "arrangement", *COLUMNS.values(), "computing", "bottleneck")
+    show_table(console, title, columns, rows, words=3)
     return figures
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """Return a number as the table has it."""
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"
 
 
 def simulate(
-    arrangement: Arrangement, size: int, hosts: int, gigabits: float, gradient_seconds: float, driver: Driver
+    arrangement: Arrangement, size: int, hosts: int, gigabits: float, gradient_seconds: float, measured: Measured
 ) -> dict[str, Any]:
     """Return rates, staleness and bottleneck of one arrangement, by a trace of its arrival model.
 
     The stages of a central variable overlap: while a commit is applied, others arrive and views leave. So it serves one commit
     per duration of the slowest stage.
 
-    >>> found = simulate(Arrangement("as it is"), 10_000_000, 64, 10.0, 0.2, Driver())
+    >>> found = simulate(Arrangement("as it is"), 10_000_000, 64, 10.0, 0.2, Measured(2.3e-3, 3.5e-9, 4e-3, 3e-9, 0.8))
     >>> round(found["commits"]), found["bottleneck"]
-    (7, "the driver's thread")
+    (7, 'the central variable')
     """
-    per_second = gigabits * 1e9 / 8
-    up, down = (BYTES * size * share for share in (arrangement.up, arrangement.down))
+    per_second = measured.share * gigabits * 1e9 / 8
+    up, down = BYTES * size * arrangement.up, BYTES * size
     stages = {
-        "the driver's thread": driver.service(BYTES * size / arrangement.actors),
+        "the central variable": measured.service(BYTES * size, arrangement.actors),
         "network in": up / per_second / arrangement.actors,
         "network out": down / per_second / arrangement.actors,
     }
@@ -141,11 +147,12 @@ def simulate(
     half = len(trace) // 2
     rate = half / float(trace.time[-1] - trace.time[-1 - half])
     p50, p95 = np.percentile(trace.staleness[half:], [50, 95])
+    numbers = {"asgd": 1, "gem": 1 + 2 * hosts}  # Per parameter, of the central variable and its method's state.
     return {
+        **{name: (count + 1) * BYTES * size / arrangement.actors / 1e9 for name, count in numbers.items()},
+        "wire": (up + down) / 1e6,
         "commits": rate,
         "gradients": rate * arrangement.period,
-        "in_mb": rate * up / 1e6,
-        "out_mb": rate * down / 1e6,
         "p50": float(p50),
         "p95": float(p95),
         "computing": rate * computing / hosts,
@@ -153,18 +160,26 @@ def simulate(
     }
 
 
-def driver_of(figures: str | None) -> Driver:
-    """Return the driver in a file of `bench cluster --out`, by a line through its sizes; without a file, the assumed one.
+def measured_in(files: Sequence[str]) -> Measured:
+    """Return what `bench cluster` measured, by lines through its sizes, from files that it wrote with and without `--address`.
 
     Raises:
-      UsageError: if the file has fewer than two sizes.
+      UsageError: if the files lack figures of the wire, or those of two sizes.
     """
-    if figures is None:
-        return Driver()
-    found = json.loads(Path(figures).read_text(encoding="utf-8"))["cluster"]
-    sizes = [int(name.replace(",", "")) for name, of in found.items() if isinstance(of, dict)]
-    if len(sizes) < 2:
-        raise UsageError(f"{figures} has no figures of `bench cluster` at two or more sizes")
-    times = [1e-3 * sum(found[f"{size:,}"]["times"][part]["median"] for part in PARTS) for size in sizes]
-    per_byte, fixed = np.polyfit(BYTES * np.array(sizes), times, 1)
-    return Driver(max(float(fixed), 0.0), max(float(per_byte), 0.0), f"measured, {figures}")
+    found: dict[str, dict[str, Any]] = {}
+    for file in files:
+        for name, of in json.loads(Path(file).read_text(encoding="utf-8"))["cluster"].items():
+            if isinstance(of, dict):
+                found.setdefault(name, {}).update(of)
+    timed = {int(name.replace(",", "")): of["times"] for name, of in found.items() if "times" in of}
+    shares = [of[WIRE]["share"] for of in found.values() if WIRE in of]
+    if len(timed) < 2 or not shares:
+        raise UsageError(
+            f"{', '.join(files)}: figures of `bench cluster` at two or more sizes are needed, and those with --address"
+        )
+    lines = []
+    for parts, actors in ((PARTS, 1), ((AT_ACTORS,), HOSTS)):
+        seconds = [1e-3 * sum(times[part]["median"] for part in parts) for times in timed.values()]
+        per_byte, fixed = np.polyfit(BYTES * np.array(list(timed)) / actors, seconds, 1)
+        lines += [max(float(fixed), 0.0), max(float(per_byte), 0.0)]
+    return Measured(*lines, share=float(np.median(shares)))

@@ -1,9 +1,13 @@
-"""Hosts in namespaces of this one, joined by a bridge, with a Ray on each that is started again whenever it ends."""
+"""Hosts in namespaces of this one, joined by a bridge, with a Ray on each that is started again whenever it ends.
+
+As a script it runs a command on the first of two hosts, whose links have a rate: ``python hosts.py RATE COMMAND …``.
+"""
 
 import json
 import os
 import shutil
 import subprocess
+import sys
 
 LIMIT = 900  # Seconds after which a host ends by itself.
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}  # Nothing else can reach these hosts.
@@ -14,7 +18,7 @@ HOST = """
 hostname {name} && mount -t tmpfs tmpfs /tmp/ray && ip link set lo up && echo up && read -r cable || exit
 while true; do
   unshare --pid --fork --kill-child --mount-proc ray start --block --disable-usage-stats --node-ip-address={address} \
-    --num-cpus=2 --object-store-memory=100000000 {options} 2>&1
+    --num-cpus=2 --object-store-memory=1000000000 {options} 2>&1
   sleep 1
 done
 """
@@ -112,3 +116,19 @@ def _inside(process, command):
 def _end(process):
     with process:
         process.kill()
+
+
+def main(rate, *command):
+    network = Network()
+    try:
+        for host in (0, 1):
+            network.start(host)
+            network.await_ray(host)
+            network.limit(host, rate)
+        return subprocess.run([*network.command(0), *command], env=os.environ | ENVIRONMENT).returncode
+    finally:
+        network.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

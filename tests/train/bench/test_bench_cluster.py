@@ -6,6 +6,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from engines.cluster import hosts
 from rich.console import Console
 
 import gemjax
@@ -45,6 +46,24 @@ def test_without_ray_the_benchmark_names_what_to_install(monkeypatch):
 
 
 @pytest.mark.nightly
+def test_commits_are_measured_against_the_wire_to_another_host(tmp_path):
+    pytest.importorskip("ray", reason="the cluster engine needs Ray")
+    if (why := hosts.missing()) is not None:
+        pytest.skip(why)
+    out = tmp_path / "bench.json"
+    argv = ["cluster", "--address", hosts.Network.address, "--parameters", "1000000", "--rounds", "1", "--commits", "8"]
+    assert hosts.main("100mbit", sys.executable, "-m", "train", "bench", *argv, "--out", str(out)) == 0
+    figures = json.loads(out.read_text())["cluster"]
+    assert max(figures["MB/s out"], figures["MB/s in"]) < 13
+    assert len(figures["1,000,000"]) == 6
+    for name, of in figures["1,000,000"].items():
+        message, workers = name.split(", ")
+        assert 0 < of["least"] <= of["share"] <= of["most"] < 1.1
+        assert of["s on the wire"] > 4e6 / 13e6
+        assert of["s at its speed"] >= (2 if (message, workers) == ("float32", "1") else 1) * 4e6 / 13e6
+
+
+@pytest.mark.nightly
 def test_the_benchmark_on_ray_writes_its_figures(tmp_path):
     pytest.importorskip("ray", reason="the cluster engine needs Ray")
     out = tmp_path / "bench.json"
@@ -56,7 +75,7 @@ def test_the_benchmark_on_ray_writes_its_figures(tmp_path):
         ours, bare = (times[f"{what}, {workers}"]["median"] for what in ("commit", "Ray's bare round trip"))
         assert figures["ratio"][workers] == pytest.approx(ours / bare)
     parts = [times[name]["median"] for name in times if "worker" not in name]
-    assert len(parts) >= 7
+    assert len(parts) >= 8
     assert min(parts) > 0
     rates = figures["per second"]
     assert figures["server ratio"] == pytest.approx(rates["gemjax"] / rates["parameter server"])

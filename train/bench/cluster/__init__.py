@@ -12,9 +12,10 @@ from rich.console import Console
 
 import gemjax
 from gemjax.check.speed import network
-from gemjax.engines.cluster.programs import ClusterPrograms
+from gemjax.engines.cluster.central.programs import SharedPrograms
+from gemjax.engines.cluster.programs import ClusterPrograms, receive
 from gemjax.engines.transition import Transition
-from train.bench.cluster import on_ray
+from train.bench.cluster import on_ray, wire
 from train.bench.devices import no_batches, parameters, trivial_loss
 from train.common.console import show_table
 from train.common.errors import UsageError
@@ -24,6 +25,8 @@ WORKERS = 4
 BATCH_SIZE = 16  # Small, so that the gradient does not hide the transport.
 INPUTS, CLASSES = 784, 10
 ROUNDS = 3  # At most: each run on the cluster also compiles in every worker.
+HOSTS = 2  # Of a central variable over several.
+AT_ACTORS = f"commit at {HOSTS} central actors, with its gradient and view"
 ALONE, TOGETHER = "1 worker", f"{WORKERS} workers"
 
 
@@ -40,14 +43,20 @@ def imported_ray() -> ModuleType:
     return ray
 
 
-def measure(sizes: Sequence[int], rounds: int, commits: int, console: Console) -> dict[str, Any]:
+def measure(
+    sizes: Sequence[int], rounds: int, commits: int, console: Console, address: str | None = None
+) -> dict[str, Any]:
     """Measure, at each size of the central variable, commits against Ray's bare round trip and against a parameter server.
 
+    With the ``address`` of a running cluster, measure them against the wire to another host of it instead.
+
     Raises:
-      UsageError: if Ray is not installed.
+      UsageError: if Ray is not installed, or as :func:`train.bench.cluster.wire.measure`.
     """
     ray = imported_ray()
     rounds = max(1, min(rounds, ROUNDS))
+    if address is not None:
+        return wire.measure(address, sizes, rounds, commits, console)
     figures: dict[str, Any] = {"ray": ray.__version__, "workers": WORKERS, "batch size": BATCH_SIZE}
     with gemjax.Cluster(WORKERS) as cluster:
         echoes: list[Any] = [ray.remote(on_ray.Echo).remote() for _ in range(WORKERS)]
@@ -85,7 +94,7 @@ def _against_round_trip(
             times.setdefault(f"Ray's bare round trip, {name}", []).extend(bare)
             times.setdefault(f"commit, {name}", []).extend(ours)
             ratios[name].append(np.median(ours) / np.median(bare))
-    times |= _pieces(ray, cluster, params, count)
+    times |= _pieces(ray, cluster, params, count) | _at_actors(cluster, params, count)
     plain = {
         name: {"median": 1e3 * float(np.median(of)), "mean": 1e3 * float(np.mean(of))} for name, of in times.items()
     }
@@ -116,13 +125,36 @@ def _intervals(
     return np.diff(result.history["time"][warm_up:])
 
 
-def _pieces(ray: Any, cluster: gemjax.Cluster, params: PyTree, count: int) -> dict[str, list[float]]:
-    """Return the seconds of the parts of a commit of one worker, each of which is waited for."""
+def _programs(kind: type[ClusterPrograms], cluster: gemjax.Cluster, params: PyTree, parts: int = 0) -> ClusterPrograms:
+    """Return the programs of a run with a trivial gradient, compiled."""
     transition = Transition(tx=gemjax.asgd(1e-3, WORKERS), loss_fn=trivial_loss, num_workers=WORKERS).bind(params)
     batches = gemjax.Computed(no_batches)
-    programs = ClusterPrograms(transition, batches, batches, cluster.central, transition.init(params))
+    programs = kind(transition, batches, batches, cluster.central, transition.init(params), parts=parts)
     programs.connect(cluster, lambda: None)
     programs.warm_up()
+    return programs
+
+
+def _at_actors(cluster: gemjax.Cluster, params: PyTree, count: int) -> dict[str, list[float]]:
+    """Return the seconds of a commit at a central variable over several actors, in which the driver waits for them."""
+    programs = _programs(SharedPrograms, cluster, params, HOSTS)
+    spent: dict[str, list[float]] = {AT_ACTORS: []}
+    for _ in range(max(20, count // 4)):
+        call, times = programs.compute(0, None)()
+        gradient = receive([], lambda call=call, times=times: (call, times)).gradient
+        began = time.perf_counter()
+        report = programs.commit(0, programs.bring(gradient))
+        jax.tree.map(np.asarray, report)
+        spent[AT_ACTORS].append(time.perf_counter() - began)
+        programs.deliver(0)
+        del call, gradient  # Frees the objects.
+    programs.close()
+    return spent
+
+
+def _pieces(ray: Any, cluster: gemjax.Cluster, params: PyTree, count: int) -> dict[str, list[float]]:
+    """Return the seconds of the parts of a commit of one worker, each of which is waited for."""
+    programs = _programs(ClusterPrograms, cluster, params)
     view = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
     spent: dict[str, list[float]] = {}
 
