@@ -139,7 +139,7 @@ def _lock_step(s: Summary) -> Finding:
 def _order(s: Summary) -> Finding:
     return Finding(
         s.repeats < FIXED,
-        f"{_percent(s.repeats)} of the commits repeat the order of the round before (fixed round: 100 %, pure chance: "
+        f"{_percent(s.repeats)} of the commits repeat the order of the round before (fixed round: 100 %, random order: "
         f"{_percent(1 / s.num_workers)}).",
         "a fixed round has a fixed delay: if it is not intended, look for code that waits for workers in turn, and let their "
         "speeds differ.",

@@ -137,3 +137,11 @@ def test_the_seconds_of_a_page_are_those_of_the_stored_race(page):
     for name, one in found["contestants"].items():
         assert one["learning_rate"] == CONTESTANTS[name].learning_rate, "race again: the rates have changed"
         assert re.search(rf"\b{one['seconds_to_target']:.1f} s\b", text), label(name, found["workers"])
+
+
+def test_the_rates_of_the_page_are_those_of_the_contestants():
+    page = (ROOT / "train" / "measure.md").read_text(encoding="utf-8")
+    for name, contestant in CONTESTANTS.items():
+        tried = re.search(rf"^\| `{name}` \|.*\| ([^|]*\*\*[^|]*) \|$", page, re.MULTILINE)[1]
+        assert [float(rate.strip("*")) for rate in tried.split(", ")] == list(contestant.tried)
+        assert float(re.search(r"\*\*(.*?)\*\*", tried)[1]) == contestant.learning_rate
