@@ -131,7 +131,7 @@ class Checkpoints:
         write = _write_here if owner is None else owner.writer(others)
         if not wait:  # A run that goes on donates the buffers of its state to the next commit.
             own = {name: jnp.array(leaf, copy=True) for name, leaf in own.items()}
-        columns = {name: getattr(trace, name) for name in contents.KINDS} if len(trace) else {}
+        columns = trace._columns() if len(trace) else {}
         arrays = {TRACE: columns} | {name: contents.by_number(record) for name, record in records.items()}
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in (*jax.tree.leaves(arrays), *leaves))
         if (later := folder.later_than(self.folder, len(trace))) and not self.replaces_later:
@@ -292,6 +292,8 @@ class Checkpoints:
         abstract: dict[str, Any] = {STATE: {name: read[name] for name in together}}
         if commits:
             abstract[TRACE] = {name: np.empty(commits, kind) for name, kind in contents.KINDS.items()}
+            if blocks := metadata["num_blocks"]:
+                abstract[TRACE]["read_at"] = np.empty((commits, blocks), np.int32)
         described = {name: metadata["records"][name] for name in records}
         abstract |= {name: contents.unread(rows) for name, rows in described.items() if rows}
         try:

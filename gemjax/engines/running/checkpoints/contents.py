@@ -14,7 +14,7 @@ from gemjax.engines.running.checkpoints.errors import CheckpointError
 from gemjax.engines.transition import RunState, check_led_to, rows_of_trace
 from gemjax.protocol.trace import COLUMNS, Trace
 
-FORMAT = "gemjax.run.5"  # Increases whenever the metadata, RunState or the columns of a trace change.
+FORMAT = "gemjax.run.6"  # Increases whenever the metadata, RunState or the columns of a trace change.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
@@ -86,6 +86,7 @@ def metadata_of(state: Any, trace: Trace, user: Any, records: dict[str, History]
         "format": FORMAT,
         "commits": len(trace),
         "num_workers": trace.num_workers,
+        "num_blocks": 0 if trace.read_at is None else trace.read_at.shape[1],
         "method": parts_of_method(state),
         "arrays": _described(state),
         "records": {
