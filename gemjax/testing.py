@@ -166,8 +166,8 @@ def run_in_python(
         worker, step = int(worker), int(step)
         view = views[worker]
         if not blocks.all():
-            chosen = spread_blocks(jnp.asarray(blocks), params)
-            read, opt_state = read_again(opt_state, params, chosen, view.params, worker)
+            choose = functools.partial(jax.tree.map, jnp.where, spread_blocks(jnp.asarray(blocks), params))
+            read, opt_state = read_again(opt_state, params, choose, view.params, worker)
             views[worker] = view._replace(params=read)
             continue
         if commits:

@@ -338,7 +338,10 @@ def of_applied(state: RunState, recorded: Trace, history: History) -> Trace:
     applied = history["applied"]
     if int(state.commits) == len(recorded) or int(state.commits) != applied.sum():
         return recorded
-    return Trace(**{name: history[name][applied] for name in COLUMNS}, num_workers=recorded.num_workers)
+    columns = {name: history[name][applied] for name in COLUMNS}
+    if recorded.read_at is not None:  # It counts rows.
+        columns["read_at"] = np.concatenate([[0], np.cumsum(applied)])[recorded.read_at[applied]]
+    return Trace(**columns, num_workers=recorded.num_workers)
 
 
 def continued(state: RunState, recorded: Trace) -> RunState:

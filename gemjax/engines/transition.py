@@ -16,7 +16,7 @@ from gemjax.engines.programs import Kept, Program, has_hash
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import PyTree, diagnostics, slots, staleness
 from gemjax.protocol.checks import check_alike, check_bool, check_method, kept, with_extra_args
-from gemjax.protocol.delays import spread_blocks
+from gemjax.protocol.delays import spread_blocks, with_block
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import StalenessState, counting_refusals, in_front, is_wrapper, nodes, refused
 from gemjax.protocol.slots import Slots
@@ -264,13 +264,18 @@ class Transition(WorkerStep):
         )  # fmt: skip
         return state, self._sent(view, state.commits, opt_state), report
 
-    def read(self, state: RunState, worker: jax.Array, blocks: jax.Array) -> RunState:
-        """Let a worker read some blocks of its view now, ``blocks`` bool [B].
+    def read(self, state: RunState, worker: jax.Array, blocks: jax.Array | int) -> RunState:
+        """Let a worker read some blocks of its view now: ``blocks`` is bool [B], or the number of one that is not traced.
 
         The rest of its view, its model state, its anchors and the record of its pull stay as they are.
         """
-        before, chosen = self.view_of(state).params, spread_blocks(blocks, state.params)
-        view, opt_state = staleness.read_again(state.opt_state, state.params, chosen, before, worker)
+        if isinstance(blocks, int):
+            block, blocks = blocks, jnp.arange(self.num_blocks) == blocks
+            choose = lambda fresh, view: with_block(view, fresh, block, self.num_blocks)
+        else:
+            choose = functools.partial(jax.tree.map, jnp.where, spread_blocks(blocks, state.params))
+        before = self.view_of(state).params
+        view, opt_state = staleness.read_again(state.opt_state, state.params, choose, before, worker)
         return state._replace(
             opt_state=opt_state,
             view=_slot(state.view.value._replace(params=view), opt_state),

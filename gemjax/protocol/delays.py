@@ -61,10 +61,7 @@ def spread_blocks(values: jax.Array, params: PyTree) -> PyTree:
     {'b': Array([5], dtype=int32), 'w': Array([[5, 7, 7]], dtype=int32)}
     """
     leaves, structure = jax.tree.flatten(params)
-    ends = np.cumsum([np.size(leaf) for leaf in leaves])
-    count = len(values)
-    # The first number of each block, and one past the last.
-    starts = -(-np.arange(count + 1, dtype=np.int64) * int(ends[-1]) // count) if leaves else np.zeros(1, np.int64)
+    ends, starts = _cuts(leaves, len(values))
 
     def spread(leaf, end):
         edges = np.clip(starts, end - np.size(leaf), end)
@@ -76,3 +73,29 @@ def spread_blocks(values: jax.Array, params: PyTree) -> PyTree:
         return long.reshape(np.shape(leaf))
 
     return jax.tree.unflatten(structure, map(spread, leaves, ends))
+
+
+def with_block(view: PyTree, fresh: PyTree, block: int, count: int) -> PyTree:
+    """Return ``view`` with the numbers of ``fresh`` in one of ``count`` blocks, those of :func:`spread_blocks`.
+
+    The block is known when a program is traced, so that only its numbers are copied.
+
+    >>> with_block({"b": jnp.zeros(1), "w": jnp.zeros((1, 3))}, {"b": jnp.ones(1), "w": jnp.ones((1, 3))}, 0, 2)
+    {'b': Array([1.], dtype=float32), 'w': Array([[1., 0., 0.]], dtype=float32)}
+    """
+    leaves, structure = jax.tree.flatten(view)
+    ends, starts = _cuts(leaves, count)
+
+    def replace(old, new, end):
+        begin, stop = np.clip(starts[block : block + 2] - (end - np.size(old)), 0, np.size(old))
+        if begin == stop:
+            return old
+        return old.reshape(-1).at[begin:stop].set(new.reshape(-1)[begin:stop]).reshape(np.shape(old))
+
+    return jax.tree.unflatten(structure, map(replace, leaves, jax.tree.leaves(fresh), ends))
+
+
+def _cuts(leaves: list, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return one past the last number of each leaf; and the first of each block, and one past the last."""
+    ends = np.cumsum([np.size(leaf) for leaf in leaves], dtype=np.int64)
+    return ends, -(-np.arange(count + 1, dtype=np.int64) * int(ends[-1]) // count) if leaves else np.zeros(1, np.int64)

@@ -7,6 +7,7 @@ a pull. Both are pure functions of arrays. Threads, devices and clocks belong to
 """
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -205,19 +206,23 @@ def pull_with_anchors(
 
 
 def read_again(
-    state: PyTree, params: PyTree, chosen: PyTree, view: PyTree, worker: jax.typing.ArrayLike | None = None
+    state: PyTree,
+    params: PyTree,
+    choose: Callable[[PyTree, PyTree], PyTree],
+    view: PyTree,
+    worker: jax.typing.ArrayLike | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Return ``view`` with the numbers that a pull would return now where ``chosen``, and ``state`` with it as the record.
+    """Return ``view`` with some of the numbers that a pull would return now, and ``state`` with it as the record.
 
     It belongs to an earlier pull: neither ``pulled_at`` nor any memory of a rule changes.
 
     Args:
       state, params, worker: as for :func:`pull`.
-      chosen: bool arrays that broadcast to ``params``.
+      choose: ``choose(fresh, view)`` returns ``view`` with some of the numbers of ``fresh``, what a pull would return.
       view: what the worker has read so far, like ``params``.
     """
     fresh, _, _ = pull_with_anchors(state, params, worker)
-    view = jax.tree.map(jnp.where, chosen, fresh, view)
+    view = choose(fresh, view)
 
     def record(node):
         mine, index = _checked_out(node, worker)

@@ -41,8 +41,9 @@ class EventLog:
     and the devices. ``dispatch`` adds worker and step; ``ready`` also adds ``began``, the time when the view arrived at the
     worker. ``commit``, ``reject`` (not finite) and ``drop`` (refused by the method) add worker, step, ``pulled_at`` (the
     version that was read), ``draw`` (see :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and the requested
-    diagnostics. ``fault`` adds worker, step and ``error``; ``interrupt`` (the gradient of a worker that was called back is
-    dropped) worker and step; ``retire`` (the worker kept raising) worker, step and its last ``error``; ``hang`` (it is silent)
+    diagnostics, and ``read_at`` if workers read block by block. ``fault`` adds worker, step and ``error``; ``interrupt`` (the
+    gradient of a worker that was called back is dropped) worker and step; ``retire`` (the worker kept raising) worker, step and
+    its last ``error``; ``hang`` (it is silent)
     worker and step; ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` of a callback;
     ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view and of a gradient, a
     ``commit`` its ``network`` time in seconds and the parts of it, ``to_host``, ``wire`` and ``to_device``, and ``leave`` the
@@ -229,7 +230,7 @@ def _commits(path: str | os.PathLike, size: int | None = None) -> tuple[int | No
 
     Both numbers are ``None`` if they are not known. Commits that a continued run made again replace the first ones.
     """
-    columns: dict[str, list] = {name: [] for name in COLUMNS}
+    columns: dict[str, list] = {name: [] for name in (*COLUMNS, "read_at")}
     before = num_workers = None
     for event in read(path, size):
         if event["event"] == "start":
@@ -256,8 +257,9 @@ def trace_of(path: str | os.PathLike, num_workers: int, size: int | None = None)
     before, columns, _ = _commits(path, size)
     if before:
         raise ValueError(f"{os.fspath(path)}: it begins after {before} commits, which it does not contain")
-    if None in columns["draw"]:  # A log that was made by hand has none.
-        del columns["draw"]
+    for name in ("draw", "read_at"):  # A log that was made by hand has no draws.
+        if None in columns[name] or not columns[name]:
+            del columns[name]
     try:
         return Trace(**{name: np.array(column) for name, column in columns.items()}, num_workers=num_workers)
     except ValueError as error:

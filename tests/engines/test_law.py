@@ -28,14 +28,13 @@ WORKERS, COMMITS, SEED = 4, 60, 5
 
 def on_devices(make, problem, num_commits=COMMITS, **options):
     """Run without a barrier, also a method that is defined in rounds."""
-    placement, options = gemjax.place(WORKERS), {"policy": gemjax.Policy(quorum=1)} | options
+    options = {"placement": gemjax.place(WORKERS), "policy": gemjax.Policy(quorum=1)} | options
     return gemjax.run_on_devices(
         make(WORKERS),
         problem.loss_fn,
         problem.params,
         problem.batches,
         num_commits,
-        placement=placement,
         model_state=problem.model_state,
         local=getattr(make, "local", None),
         seed=SEED,

@@ -65,6 +65,7 @@ class RunHistory:
         self._rejected_in_a_row = self._dropped_in_a_row = 0
         self._earlier = earlier or {}
         self._columns: dict[str, array.array] = {}  # 8 bytes per number; `history` converts them.
+        self._read_at = array.array("q")  # Per row, the clocks of its blocks, if workers read block by block.
         self._reported: Mapping[str, np.dtype] = {}
         self._measured: Sequence[str] = ()
         self._returned = 0  # Rows that `history(new=True)` has returned.
@@ -126,6 +127,8 @@ class RunHistory:
         of = {"worker": arrival.worker, "step": arrival.step, "draw": draw}
         times = {"time": now, "dispatched": arrival.dispatched, "began": began, "ready": ready}
         pulled_at = self.commits - int(report["staleness"])
+        blocks = {"read_at": np.asarray(pending["read_at"]).tolist()} if "read_at" in pending else {}
+        self._read_at.extend(blocks.get("read_at", ()))
         measured = {name: arrival.measured[name] for name in self._measured}
         for name, value in (of | times | {"pulled_at": pulled_at} | measured | report).items():
             self._columns[name].append(value)
@@ -146,7 +149,7 @@ class RunHistory:
             }  # fmt: skip
             kind = "commit" if applied else "drop" if dropped else "reject"
             measured = {name: round(value, 6) for name, value in measured.items()}
-            self.log.write(kind, now, **of, **numbers, **measured, pulled_at=pulled_at)
+            self.log.write(kind, now, **of, **numbers, **measured, pulled_at=pulled_at, **blocks)
         if self._dropped_in_a_row == REFUSED * self.num_workers:  # Once, and not again at each multiple.
             warn_of_refusals(self._dropped_in_a_row, 2)
         if rejected:
@@ -181,4 +184,10 @@ class RunHistory:
             dtype = np.float64 if name == "time" else np.int32
             column = history[name][history["applied"]].astype(dtype) if history else np.empty(0, dtype)
             columns[name] = column if self.recorded is None else np.concatenate([getattr(self.recorded, name), column])
+        read_at = None if self.recorded is None else self.recorded.read_at
+        if self._read_at:
+            own = np.array(self._read_at).reshape(len(history["applied"]), -1)[history["applied"]]
+            read_at = own if read_at is None else np.concatenate([read_at, own])
+        if read_at is not None and len(read_at) == len(columns["worker"]):
+            columns["read_at"] = read_at
         return Trace(**columns, num_workers=self.num_workers)

@@ -33,6 +33,13 @@ class Pull(NamedTuple):
     worker: int
 
 
+class Read(NamedTuple):
+    """Let the worker read a block of its view anew; after the last block the view is sent."""
+
+    worker: int
+    block: int
+
+
 class Interrupt(NamedTuple):
     """Ask a worker that computes to end early; its gradient will be dropped when it arrives."""
 
@@ -65,14 +72,16 @@ class Roster:
 
     Pure: it runs no programs or threads, has no input or output, and reads no clock. The caller reports each event by calling
     a method, then executes what :meth:`instruct` returns until that is ``None``. It reports the outcome of an instruction
-    before it asks for the next: :meth:`committed`, :meth:`pulled`, or :meth:`fault` if a dispatch, a commit or the delivery of
-    a view raises. For a dispatch it calls :meth:`ended`, or :meth:`arrived` at any later time, also if the gradient is lost.
+    before it asks for the next: :meth:`committed`, :meth:`pulled`, :meth:`block_read`, or :meth:`fault` if a dispatch, a
+    commit or the delivery of a view raises. For a dispatch it calls :meth:`ended`, or :meth:`arrived` at any later time, also
+    if the gradient is lost.
 
     A worker is in one place at a time: ``computing``, ``ready`` (its gradient waits to be committed),
-    ``pulling`` (it needs a fresh view), ``waiting`` (to be dispatched), ``returning`` (it has joined, but still computes an
-    earlier gradient), or outside: ``absent``, ``lost`` (its process or host, or there is none yet), ``silent`` beyond its
-    deadline, or ``retired``. A place maps its workers to what is known of them there, in order of entry: first finished, first
-    committed, first dispatched.
+    ``pulling`` (it needs a fresh view), ``filling`` (it reads its view block by block, one block per round, so that gradients
+    that finish meanwhile are committed in between), ``waiting`` (to be dispatched), ``returning`` (it has joined, but still
+    computes an earlier gradient), or outside: ``absent``, ``lost`` (its process or host, or there is none yet), ``silent``
+    beyond its deadline, or ``retired``. A place maps its workers to what is known of them there, in order of entry: first
+    finished, first committed, first dispatched.
 
     The only clock is that of the central variable. A commit whose report has not been read counts as applied until
     :meth:`refused` takes it back, so that no staleness is underestimated. Before a gradient is given up for its staleness, all
@@ -89,6 +98,7 @@ class Roster:
       lost: workers that are not there yet at the start; :meth:`returned` reports that they are.
       now: the time in seconds, by the clock of all events.
       draws: those of the workers from a shared stream. One that is outside holds none.
+      num_blocks: blocks in which a worker reads its view. The first one is read by the pull; 0 if that reads all.
     """
 
     ROOM = 8  # Gradients at a time per device; JAX blocks the caller beyond 32 on a CPU device.
@@ -98,16 +108,17 @@ class Roster:
     def __init__(
         self, policy: Policy, num_commits: int, *, commits: int = 0, behind: Sequence[int], steps: Sequence[int],
         devices: Sequence[Hashable], absent: Iterable[int] = (), lost: Iterable[int] = (), now: float = 0.0,
-        draws: Draws | None = None,
+        draws: Draws | None = None, num_blocks: int = 0,
     ):  # fmt: skip
         self.policy, self.num_commits, self.steps, self.devices = policy, num_commits, steps, devices
-        self._quorum = policy.quorum or 1
+        self._quorum, self._num_blocks = policy.quorum or 1, num_blocks
         self.clock, self.pulled_at = commits, [commits - since for since in behind]
         self.watchdog = Watchdog(policy.deadline, now)
         self.closed = False  # True once no worker can join any more.
         self.computing: dict[int, Computing] = {}
         self.ready: dict[int, Any] = {}  # With the gradient.
         self.pulling: dict[int, None] = {}
+        self.filling: dict[int, int] = {}  # With the next block.
         self.waiting: dict[int, None] = {}
         self.returning: dict[int, Computing] = {}
         self.absent: dict[int, Computing | None] = dict.fromkeys(absent)
@@ -121,7 +132,7 @@ class Roster:
             set(range(len(self.steps))) - {*self.absent, *self.lost}, key=lambda worker: -behind[worker]
         ):
             self.waiting[worker] = None
-        self._active = (self.computing, self.ready, self.pulling, self.waiting, self.returning)
+        self._active = (self.computing, self.ready, self.pulling, self.filling, self.waiting, self.returning)
         places = (*self._active, self.absent, self.lost, self.silent, self.retired)
         # The place of each worker; ``_put`` alone moves it.
         self._place: dict[int, dict[int, Any]] = {worker: place for place in places for worker in place}
@@ -139,9 +150,10 @@ class Roster:
         self._last_loss: tuple[int | None, str, BaseException | None] = (None, "", None)
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
+        self._may_read = True  # One block per round.
         self._arrived_at, self._in_time_at, self._warned = now, now, False
 
-    def instruct(self, now: float) -> Dispatch | Commit | Pull | Interrupt | Confirm | Record | None:
+    def instruct(self, now: float) -> Dispatch | Commit | Pull | Read | Interrupt | Confirm | Record | None:
         """Return the next instruction, or ``None`` if an event has to come first."""
         ready, computing = self._too_old() if self.policy.interrupt is not None else ([], [])
         if (ready or computing) and not self._confirmed:
@@ -159,7 +171,10 @@ class Roster:
         for worker in list(self.pulling):
             if self.pulled_at[worker] < self.clock:
                 return Pull(worker)
-            self._put(worker, self.waiting)
+            self._fill(worker)
+        if self.filling and self._may_read and self.is_short:
+            self._may_read = False
+            return Read(*next(iter(self.filling.items())))
         if not (self.is_short and self.policy.admits(len(self.computing) + len(self.ready))):
             return None
         free = (w for w in self.waiting if w in self._prepared and self._load[self.devices[w]] < self.ROOM)
@@ -180,15 +195,19 @@ class Roster:
     @property
     def unprepared(self) -> list[int]:
         """Workers whose next batch is needed; :meth:`prepared` reports that it is available."""
-        return [w for w in (*self.pulling, *self.waiting) if w not in self._prepared] if self.is_short else []
+        workers = (*self.pulling, *self.filling, *self.waiting)
+        return [w for w in workers if w not in self._prepared] if self.is_short else []
 
     def timeout(self, now: float) -> float:
         """Return the seconds until the roster needs attention without an event."""
+        if self.filling:
+            return 0.0
         wait = max(0.0, min(self._quorum_at, INFINITY if self._warned else self._arrived_at + self.PATIENCE) - now)
         return min(wait, self.watchdog.wait(self._first_deadline()))
 
     def overdue(self, now: float) -> list[int]:
-        """Advance the watchdog, once per round; return workers beyond their deadline, which may just have finished."""
+        """Begin a round and advance the watchdog; return workers beyond their deadline, which may just have finished."""
+        self._may_read = True
         may_retire = self.watchdog.look(now)
         # A gradient that arrived meanwhile is noted already.
         self._arrived_at = min(now, self._arrived_at + self.watchdog.skipped)
@@ -206,7 +225,7 @@ class Roster:
         places = {
             "computing": self.computing,
             "held by the policy": self.ready,
-            "waiting for a device or for their data": self.pulling | self.waiting,
+            "waiting for a device or for their data": self.pulling | self.filling | self.waiting,
             "have joined, but still compute an earlier gradient": self.returning,
             "have left": self.absent,
             "are lost or not started yet, and awaited": self.lost,
@@ -292,7 +311,10 @@ class Roster:
         self._confirmed = False
         self.pulled_at[worker] = self.clock
         self._faults[worker] = self._losses[worker] = self.interruptions[worker] = 0
-        self._put(worker, self.waiting if self._quorum == 1 else self.pulling)
+        if self._quorum == 1:
+            self._fill(worker)
+        else:
+            self._put(worker, self.pulling)
 
     def refused(self, commits: int) -> None:
         """Take back the commit made at clock ``commits``, which was rejected or dropped according to its report."""
@@ -306,7 +328,20 @@ class Roster:
     def pulled(self, worker: int) -> None:
         """Note a pull without a commit."""
         self.pulled_at[worker] = self.clock
-        if worker in self.pulling:
+        if worker in self.pulling or self._num_blocks:
+            self._fill(worker)
+
+    def block_read(self, worker: int) -> None:
+        """Note that the worker has read a block of its view."""
+        self.filling[worker] += 1
+        if self.filling[worker] == self._num_blocks:
+            self._put(worker, self.waiting)
+
+    def _fill(self, worker: int) -> None:
+        """Let a worker that has pulled read further blocks of its view, if there are any, and then wait."""
+        if self._num_blocks:
+            self._put(worker, self.filling, 1)
+        else:
             self._put(worker, self.waiting)
 
     def prepared(self, worker: int) -> None:
@@ -402,7 +437,8 @@ class Roster:
                 self._quorum_at = INFINITY
             elif self._quorum_at == INFINITY:
                 self._quorum_at = now + self.policy.grace
-            self._releasing = now >= self._quorum_at or not (self.computing or self.pulling or self.waiting)
+            coming = self.computing or self.pulling or self.filling or self.waiting
+            self._releasing = now >= self._quorum_at or not coming
         return next(iter(self.ready)) if self._releasing else None
 
     def _too_old(self) -> tuple[list[int], list[int]]:
@@ -469,7 +505,8 @@ class Roster:
         self._place[worker], place[worker] = place, value
         if place is self.computing:
             self._load[self.devices[worker]] += 1
-        if place is not self.waiting and place is not self.pulling and place is not self.silent:
+        may_read = place is self.waiting or place is self.pulling or place is self.filling or place is self.silent
+        if not may_read:
             self.reading.pop(worker, None)
 
     def _record(self, event: str, worker: int, error: BaseException | None = None) -> None:

@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -15,7 +15,7 @@ from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLost
 from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.roster import INFINITY, Commit, Confirm, Dispatch, Interrupt, Pull, Record, Roster
+from gemjax.engines.devices.roster import INFINITY, Commit, Confirm, Dispatch, Interrupt, Pull, Read, Record, Roster
 from gemjax.engines.result import Callback, Evaluated, Progress, Result, RunFailedError, RunWarning
 from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluator
@@ -64,6 +64,7 @@ class Scheduler:
                 self.policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
                 steps=self.programs.steps, devices=self.programs.placement.workers, absent=self.members.absent,
                 lost=self.programs.late, now=time.perf_counter(), draws=self.programs.draws,
+                num_blocks=self.programs.num_blocks,
             )  # fmt: skip
             self.history.on_refusal = self.roster.refused
             self.line.start(self.history.commits)
@@ -161,6 +162,8 @@ class Scheduler:
                     self.commit(worker, arrival)
                 case Pull(worker):
                     self.pull(worker)
+                case Read(worker, block):
+                    self.read_block(worker, block)
                 case Interrupt(worker):
                     self.programs.interrupt(worker)
                 case Confirm():
@@ -223,7 +226,8 @@ class Scheduler:
         self.history.pending.append(Pending(arrival, now, draw, report))
         self.roster.committed(worker)
         try:
-            self.programs.deliver(worker)
+            if not self.programs.num_blocks:  # Otherwise the last block is not read yet.
+                self.programs.deliver(worker)
         except Exception as error:
             self.roster.fault(worker, error)
         if self.may_be_due():
@@ -272,14 +276,21 @@ class Scheduler:
 
     def pull(self, worker: int) -> None:
         """Send the worker a fresh view; an error of the central variable raises."""
+        self._let(worker, self.programs.pull_again, self.roster.pulled)
+
+    def read_block(self, worker: int, block: int) -> None:
+        """Let the worker read a block of its view; an error of the central variable raises."""
+        self._let(worker, lambda worker: self.programs.read_block(worker, block), self.roster.block_read)
+
+    def _let(self, worker: int, act: Callable[[int], None], note: Callable[[int], None]) -> None:
         try:
-            self.programs.pull_again(worker)
+            act(worker)
         except RunFailedError:
             raise
         except Exception as error:
             self.roster.fault(worker, error)
         else:
-            self.roster.pulled(worker)
+            note(worker)
 
     def warn(self, message: str) -> None:
         """Warn of a stall, and log it."""

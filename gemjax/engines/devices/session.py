@@ -167,6 +167,7 @@ def prepare(
     progress: bool,
     saving: Saving,
     in_files: bool = False,
+    num_blocks: int = 0,
 ) -> Run:
     """Check the arguments of an engine and return the run. Warnings name the line that called the engine."""
     check_callback(callback)
@@ -177,7 +178,7 @@ def prepare(
         check_positive("callback_seconds", callback_seconds)
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),
-        average_model_state=average_model_state, local=local,
+        average_model_state=average_model_state, local=local, num_blocks=num_blocks,
     )  # fmt: skip
     shapes = lambda: first_shapes(transition.bind(params, model_state), params, model_state)
     begun = saving.begin(state, shapes, host_devices()[0], in_files=in_files)

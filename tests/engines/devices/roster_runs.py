@@ -1,7 +1,7 @@
 """A run that follows a roster, without programs, threads or clocks."""
 
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.roster import Commit, Confirm, Dispatch, Interrupt, Pull, Record, Roster
+from gemjax.engines.devices.roster import Commit, Confirm, Dispatch, Interrupt, Pull, Read, Record, Roster
 
 ERROR = OSError("the device is lost")
 FOREVER = float("inf")
@@ -10,10 +10,21 @@ FOREVER = float("inf")
 class Run:
     """A run whose transport executes each instruction at once, and counts commits by itself."""
 
-    def __init__(self, num_workers=4, num_commits=10**6, *, devices=None, absent=(), behind=None, commits=0, **policy):
+    def __init__(
+        self,
+        num_workers=4,
+        num_commits=10**6,
+        *,
+        devices=None,
+        absent=(),
+        behind=None,
+        commits=0,
+        num_blocks=0,
+        **policy,
+    ):
         self.roster = Roster(
             Policy(**policy), num_commits, commits=commits, behind=behind or [0] * num_workers, steps=[0] * num_workers,
-            devices=devices or range(num_workers), absent=absent,
+            devices=devices or range(num_workers), absent=absent, num_blocks=num_blocks,
         )  # fmt: skip
         self.now, self.applied, self.pulled = 0.0, commits, [commits - since for since in behind or [0] * num_workers]
         self.computing, self.reports, self.committed, self.staleness = {}, [], [], []
@@ -64,6 +75,10 @@ class Run:
                     self.pulled[worker] = self.applied
                     self.roster.pulled(worker)
                 return "pull", worker
+            case Read(worker, block):
+                assert worker not in self.computing, "a worker that computes reads"
+                self.roster.block_read(worker)
+                return f"read {block}", worker
 
     def _commit(self, worker, gradient):
         assert gradient not in self.committed, "committed twice"

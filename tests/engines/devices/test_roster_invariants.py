@@ -17,6 +17,9 @@ POLICIES = {
     "barrier": {"quorum": 5},
     "interrupting": {"interrupt": 3, "deadline": 1.0},
     "m-synchronous": {"quorum": 3, "interrupt": 3, "deadline": 1.0},
+    "in blocks": {"num_blocks": 3, "deadline": 1.0},
+    "in blocks, paced": {"num_blocks": 3, "max_staleness": 2},
+    "in blocks, with a quorum": {"num_blocks": 3, "quorum": 3, "interrupt": 3},
 }
 
 
@@ -61,12 +64,12 @@ class Walk:
                         self.overtaken[other][worker] += 1
                         assert self.overtaken[other][worker] == 1, f"{worker} is served twice before {other}"
         places = (
-            *roster.computing, *roster.ready, *roster.pulling, *roster.waiting, *roster.returning, *roster.absent,
-            *roster.silent, *roster.retired,
+            *roster.computing, *roster.ready, *roster.pulling, *roster.filling, *roster.waiting, *roster.returning,
+            *roster.absent, *roster.silent, *roster.retired,
         )  # fmt: skip
         assert sorted(places) == list(range(self.N)), "each worker is in one place"
         assert set(roster.computing) <= set(run.computing)
-        assert not set(run.computing) & {*roster.ready, *roster.pulling, *roster.waiting}
+        assert not set(run.computing) & {*roster.ready, *roster.pulling, *roster.filling, *roster.waiting}
         assert run.roster.clock == run.applied + sum(refused for _, refused in run.reports)
         if not any(refused for _, refused in run.reports):
             computing = (*roster.computing, *roster.ready)
@@ -76,8 +79,9 @@ class Walk:
         assert max(collections.Counter(roster.devices[w] for w in roster.computing).values(), default=0) <= Roster.ROOM
         if roster.is_short:
             assert not roster.pulling
-            assert roster.computing or not roster.ready or roster.waiting, "held, though no other worker computes"
-            moving = roster.computing or roster.returning or roster.unprepared
+            others = roster.computing or roster.waiting or roster.filling
+            assert others or not roster.ready, "held, though no other worker computes"
+            moving = roster.computing or roster.returning or roster.unprepared or roster.filling
             assert moving or not (roster.ready or roster.waiting), "nothing happens, though something could"
         for worker in set(self.overtaken) - set(roster.waiting):
             del self.overtaken[worker]
@@ -125,5 +129,6 @@ def test_the_random_runs_cover_everything():
         for _ in range(600):
             walk.follow(walk.event())
         seen += walk.seen
-    interrupted = {"call back", "interrupt"}
-    assert set(seen) == {"dispatch", "commit", "pull", "fault", "retire", "hang", "late", "join", "leave"} | interrupted
+    interrupted, blocks = {"call back", "interrupt"}, {"read 1", "read 2"}
+    usual = {"dispatch", "commit", "pull", "fault", "retire", "hang", "late", "join", "leave"}
+    assert set(seen) == usual | interrupted | blocks

@@ -55,6 +55,8 @@ class CommitPrograms:
     Attributes:
       reported: names of the numbers of a report, in order, with their dtypes.
       lent: per array of a view that is apart, the index of the array of the slot which it is; ``None`` for one of its own.
+      reads: per block after the first, if workers read block by block, the program by which a worker reads it again; that of
+        the last block returns the view.
     """
 
     def __init__(
@@ -75,9 +77,21 @@ class CommitPrograms:
 
         def commit(shared, slot, packed, event):
             shared, slot, sent, report = step(*self._unpack(shared, slot), gradient.unpack(packed), event)
-            slot, sent = self.slot.pack(slot), view.pack(sent)
-            own = [leaf for leaf, at in zip(sent.apart, self.lent, strict=True) if at is None]
-            return self.shared.pack(shared), slot, sent._replace(apart=own), report
+            return self.shared.pack(shared), self.slot.pack(slot), own(view.pack(sent)), report
+
+        def own(sent):
+            """Return a packed view without the arrays of its slot."""
+            return sent._replace(apart=[leaf for leaf, at in zip(sent.apart, self.lent, strict=True) if at is None])
+
+        def read(shared, slot, vectors, event, block):
+            """Read a block; ``vectors`` of the view that a commit has sent have the outcome of that commit."""
+            state = self.join(*reversed(self._unpack(shared, slot)))
+            state = transition.read(state, event[0], block)
+            slot = self.slot.pack(slots.split(state)[0])
+            if block < transition.num_blocks - 1:
+                return [slot]
+            applied = view.parts(vectors)[-1] > 0 if keeps_local else jnp.array(False)
+            return [slot, own(view.pack(self._outcome(transition.view_of(state), applied)))]
 
         def first_view(shared, slot):
             shared, slot = self._unpack(shared, slot)
@@ -88,18 +102,27 @@ class CommitPrograms:
         self.pack_slot = Program(self.slot.pack, out_shardings=self.shardings(packed[1]))
         self.parts = Program(self.all_parts, out_shardings=whole(place))
         self.no_gradient = Program(gradient.zeros, out_shardings=self.shardings(nothing))
-        options, of_view = {}, {}
+        options, of_view, of_read = {}, {}, {}
         if isinstance(place, tuple):
             of_view["out_shardings"] = self.shardings(jax.eval_shape(first_view, *packed))
             *trees, _ = jax.eval_shape(commit, *packed, nothing, COMMIT)
             options["out_shardings"] = (*map(self.shardings, trees), whole(place))
+            of_read = {
+                block: {"out_shardings": list(map(self.shardings, trees[1 : 2 + (block == transition.num_blocks - 1)]))}
+                for block in range(1, transition.num_blocks)
+            }
         self.first_view = Program(first_view, **of_view)
         # Lent memory is not read by most methods, but holds the next view.
         self.commit = Program(commit, donate_argnums=(0, 1), keep_unused=lend, **options)
+        self.reads = [
+            Program(functools.partial(read, block=block), donate_argnums=1, **of_read.get(block, {}))
+            for block in range(1, transition.num_blocks)
+        ]
 
     def _step(self, shared: list, slot: list, gradient: PyTree, event: jax.Array) -> tuple:
         """Commit and pull, traced, on unpacked trees."""
         state, (worker, step, commits) = self.join(slot, shared), event
+        read_at = {"read_at": state.read_at.value} if self._transition.num_blocks else {}
         state, view, report = self._transition.commit_and_pull(
             state, self._transition.view_of(state).params, gradient, worker, step, commits > 0
         )
@@ -110,7 +133,7 @@ class CommitPrograms:
         # Which leaf of the slot each leaf of the view is: from JAX 0.11.2 on the caller of a jitted function cannot see it.
         kept = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(slot))}
         self._kept = [kept.get(id(leaf)) for leaf in jax.tree.leaves(sent)]  # Set by tracing.
-        return shared, slot, sent, packed_report(named)
+        return shared, slot, sent, packed_report(named) | read_at
 
     def _packer(self, tree: PyTree, after: PyTree) -> Packer:
         """Return the packer of ``tree``; a commit returns a tree like ``after``."""
@@ -167,6 +190,7 @@ class Central:
         ]
         self.no_gradient, self.reported = programs.no_gradient, programs.reported
         self._commit: Callable = programs.commit
+        self._reads: list[Callable] = list(programs.reads)
 
     def bring(self, tree: PyTree) -> PyTree:
         """Send arrays to the devices of the central variable."""
@@ -188,19 +212,35 @@ class Central:
           The worker's next view, packed; and the report, as :func:`packed_report` returns it.
         """
         self.shared, slot, view, report = self._commit(self.shared, self.slots[worker], packed, event)
-        self.slots[worker], own = slot, iter(view.apart)
+        self.slots[worker] = slot
         # A GPU would take 0.3 ms for the copy if it began when the report is read, where an error is raised again.
         with contextlib.suppress(Exception):
             for vector in report.values():
                 vector.copy_to_host_async()
-        apart = [next(own) if at is None else slot.apart[at] for at in self.programs.lent]
-        return view._replace(apart=apart), report
+        return self._with_lent(view, slot), report
+
+    def read(self, worker: int, block: int, packed: Packed) -> Packed:
+        """Dispatch the read of a block, a positive int, for a worker whose last commit has sent ``packed``.
+
+        Returns:
+          The worker's view, packed, if it is the last block; ``packed`` otherwise.
+        """
+        read, event = self._reads[block - 1], event_of(worker, 0)
+        self.slots[worker], *view = read(self.shared, self.slots[worker], packed.vectors, event)
+        return self._with_lent(view[0], self.slots[worker]) if view else packed
+
+    def _with_lent(self, view: Packed, slot: Packed) -> Packed:
+        own = iter(view.apart)
+        return view._replace(apart=[next(own) if at is None else slot.apart[at] for at in self.programs.lent])
 
     def warm_up(self, packed: Packed) -> None:
         """Compile the commit, or find the program, by a call on a copy of the state."""
         scratch = jax.tree.map(jnp.copy, (self.shared, self.slots[0]))
         self._commit = self.programs.commit.at(*scratch, packed, COMMIT)
-        jax.block_until_ready(self._commit(*scratch, packed, COMMIT))
+        shared, slot, view, _ = jax.block_until_ready(self._commit(*scratch, packed, COMMIT))
+        for block, program in enumerate(self.programs.reads):
+            self._reads[block] = program.at(shared, slot, view.vectors, COMMIT)
+            slot, *_ = jax.block_until_ready(self._reads[block](shared, slot, view.vectors, COMMIT))
 
     def state(self, worker: int = 0) -> RunState:
         """Return the state with the slot of ``worker`` checked out; valid until the next commit."""

@@ -84,7 +84,7 @@ def test_a_checkpoint_of_an_older_format_is_refused(tmp_path, monkeypatch):
             patched.setattr("gemjax.engines.running.checkpoints.contents.FORMAT", "gemjax.run.1")
             checkpoints.save(like(), arrivals.Gamma(3).trace(5))
         with pytest.raises(
-            ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.5'"
+            ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.6'"
         ):
             checkpoints.load(like())
 

@@ -40,6 +40,7 @@ class CentralPrograms(abc.ABC):
     Attributes:
       steps: per worker, the step that it computes.
       draws: the draws of workers from a shared stream.
+      num_blocks: blocks in which a worker reads its view, one after another; 0 if it reads all at once.
       behind: per worker, the commits since its pull when the run begins.
       late: workers that are not there yet after :meth:`warm_up`; :meth:`returned` names them when they are.
       prefetcher: prefetches batches that have to be read on this host; ``None`` if there are none.
@@ -59,6 +60,7 @@ class CentralPrograms(abc.ABC):
         self, transition: Transition, batches: Any, placement: Any, state: RunState, homes: Sequence[Place], example: PyTree
     ):  # fmt: skip
         self.placement, self.num_workers, self._periods = placement, transition.num_workers, transition.local
+        self.num_blocks = transition.num_blocks
         self.steps, self.draws = state.step.value.tolist(), Draws(state.draw.value.tolist())
         self.behind = (state.commits - state.pulled_at.value).tolist()
         locals_ = Slots(here(state.view.value.local), self.num_workers)
@@ -189,14 +191,28 @@ class CentralPrograms(abc.ABC):
             del self._undelivered[worker]
 
     def pull_again(self, worker: int) -> None:
-        """Let the worker pull without a commit; it keeps its step.
+        """Let the worker pull without a commit; it keeps its step. A view of blocks is sent by :meth:`read_block`.
 
         Raises:
           RunFailedError: if the devices of the central variable fail; any other exception is a fault of the worker.
         """
         self.deliver(worker)  # With the outcome of the last commit, which the local optimizer needs.
         self._undelivered[worker], _ = self.run_commit(worker, self.central.no_gradient(), commits=False)
-        self.deliver(worker)
+        if not self.num_blocks:
+            self.deliver(worker)
+
+    def read_block(self, worker: int, block: int) -> None:
+        """Let the worker read a block of its view anew, from 1; after the last one the view is sent. Return at once.
+
+        Raises:
+          RunFailedError: if the devices of the central variable fail; any other exception is a fault of the worker.
+        """
+        try:
+            self._undelivered[worker] = self.central.read(worker, block, self._undelivered[worker])
+        except Exception as error:
+            raise RunFailedError(f"{self._central_in_words} failed at a read of worker {worker}: {error!r}") from error
+        if block == self.num_blocks - 1:
+            self.deliver(worker)
 
     def run_commit(self, worker: int, packed: Packed, *, commits: bool = True) -> tuple[Packed, PyTree]:
         """Dispatch the commit program alone; return the worker's packed next view, and the report.
