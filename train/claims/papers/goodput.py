@@ -117,7 +117,7 @@ def elastic(durations: np.ndarray, failures: Failures) -> int:
 def kept(between: float, seed: int) -> tuple[float, ...]:
     """Return the share of gradients that each mode keeps."""
     model, failures = arrivals.Gamma(WORKERS, batch_variation=0.1), Failures.random(between, seed)
-    rounds = int(1.5 * LENGTH)
+    rounds = int(2 * LENGTH)  # Enough: a round or a restart takes about 1, and there are fewer failures than that.
     durations = np.stack([draw_durations(model, worker, seed, rounds) for worker in range(WORKERS)], axis=1)
     found = (
         asynchronous(model, failures, seed),
