@@ -43,7 +43,7 @@ class Benchmark:
     """The flags of `python -m train benchmark`."""
 
     quick: bool = False
-    """Ten minutes on two cores, without files: digits, eight methods, 16 and 64 workers."""
+    """Ten minutes on two cores, without files: digits, 8 to 11 methods, 8, 16 and 64 workers."""
     methods: tuple[Method, ...] = ()
     """Methods to measure wherever they can be; default: all with 16 unequal workers, the best known and fastest in others."""
     tasks: tuple[Literal["cifar", "fashion", "characters", "digits"], ...] = ()

@@ -36,6 +36,7 @@ TITLES = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}  # Names of tasks on 
 FIRST = ("asgd", "momentum_asgd", "staleness_aware", "dc_asgd", "dana_slim", "gap_aware", "gem", "easgd")  # Best known.
 # With them the fastest ones of the first settings, which are measured in all settings of tasks that have all methods.
 FAST = ("dana_zero", "dana_dc", "dana_ga", "lwp", "multi_asgd", "gap_aware_adam", "eamsgd")
+RECENT = ("ordered_momentum", "rescaled_asgd", "no_loco")  # In the quick form, too.
 SMOOTH = (0.5, 0.9)  # Values of a momentum.
 Setting = tuple[str, int, str, str]  # Task, number of workers, cluster and network.
 
@@ -133,6 +134,7 @@ _ROWS = (
     SearchSpace("fedasync", "outer_learning_rate", _strengths(0.2, 0.6)),
     SearchSpace("delayed_nesterov", "outer_learning_rate", _strengths(0.07, 0.7)),
     SearchSpace("outer_nesterov", "outer_learning_rate", _strengths(0.07, 0.7)),
+    SearchSpace("no_loco", "outer_learning_rate", _strengths(0.2, 0.7), fixed={"momentum": 0.5}),
 )
 SEARCH_SPACES: dict[str, SearchSpace] = {name: _own(name) for name in METHODS} | {row.method: row for row in _ROWS}
 # A mean over N workers behind a barrier, and one Nesterov step along it: DiLoCo with its outer rate at 1.
@@ -356,6 +358,6 @@ QUICK = Design(
         ("digits", 8, UNEQUAL, SLOW),
     ),
     gradients=4_800,
-    methods=FIRST,
+    methods=(*FIRST, *RECENT),
     seeds=(0, 1, 2),
 )

@@ -95,7 +95,7 @@ def rows_of(content):
 def test_the_overview_has_the_fastest_method_its_ties_and_its_ratios():
     rows = rows_of(content_of(gem=(0.89, 100.0), asgd=(0.895, 200.0), easgd=(0.86, 100.0)))
     ratios = ["6.00 (6.00 to 6.00)", "4.50 (4.50 to 4.50)", "3.00 (3.00 to 3.00)", "2.00 (2.00 to 2.00)"]
-    assert rows["16 unequal workers"] == ["3 of 8", "`gem`, `easgd`", *ratios, "−1.0 (−1.0 to −1.0)"]
+    assert rows["16 unequal workers"] == ["3 of 11", "`gem`, `easgd`", *ratios, "−1.0 (−1.0 to −1.0)"]
     assert (rows["`gem`"], rows["`easgd`"], "`asgd`" in rows) == (["1"], ["1"], False)
 
 
