@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from train.cli import main
 from train.common.errors import DataError
@@ -94,6 +94,22 @@ def test_images_of_several_sizes_are_scaled_and_parts_on_disk_are_kept(tmp_path)
     assert found.shape == (32, 32, 1)
     assert [part["image"].mean((1, 2, 3)).tolist() for part in (found.train, found.test)] == [[9, 8], [7]]
     assert data.load(str(tmp_path), image_size=16).shape == (16, 16, 1)
+
+
+def test_images_have_the_size_that_they_have_upright(tmp_path):
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6  # Stored on its side.
+    stored = Image.fromarray(np.repeat(np.arange(0, 180, 3, np.uint8)[None], 20, 0))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            stored.save(tmp_path / name / f"{number}.png", exif=turned)
+    stored.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "b" / "upright.png")
+    found = data.load(str(tmp_path))
+    assert found.shape == (60, 20, 1)
+    for part in (found.train, found.test):
+        assert (part["image"] == np.arange(0, 180, 3)[:, None, None]).all()
+    assert "scaled" not in found.described()
 
 
 def test_a_class_may_be_called_train(tmp_path):

@@ -1,13 +1,11 @@
 """A folder of images, with a folder per class."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from train.common.errors import DataError
 from train.task.data.dataset import Columns, Dataset, mean_and_std
@@ -22,11 +20,11 @@ Labelled = tuple[Callable[[], Image.Image], int]  # A function that opens an ima
 def read(folder: Path, test_share: float, image_size: int | None) -> Dataset:
     """Return the images `folder/CLASS/*`, or `folder/train/CLASS/*` and `folder/test/CLASS/*`.
 
-    They are grey if all of them are, otherwise in colour. An image that has another size than the rest is cut to a square and
-    scaled.
+    They are grey if all of them are, otherwise in colour. If their sizes differ, or `image_size` is given, all are cut to
+    squares and scaled.
 
     Raises:
-      DataError: if there are no images, or a file is none (a ValueError).
+      DataError: if there are no images, or Pillow cannot read a file (a ValueError).
     """
     roots = [folder]
     if any(path.is_dir() for path in folder.glob("train/*")):  # Otherwise "train" may be a class, as "car" is.
@@ -45,7 +43,7 @@ def read(folder: Path, test_share: float, image_size: int | None) -> Dataset:
 def of_images(
     name: str, parts: Sequence[Sequence[Labelled]], classes: Sequence[str], test_share: float, image_size: int | None
 ) -> Dataset:
-    """Return the set of the images of one part or two, for training and for testing."""
+    """Return the dataset of a training part and, if given, a test part."""
     kinds = {_size_and_mode(image) for part in parts for image, _ in part}
     sizes, grey = {size for size, _ in kinds}, all(mode in ("1", "L") for _, mode in kinds)
     side = image_size or MIXED_SIZE
@@ -72,7 +70,8 @@ def _opened(path: Path) -> Image.Image:
 
 def _size_and_mode(image: Callable[[], Image.Image]) -> tuple[tuple[int, int], str]:
     with image() as opened:
-        return opened.size, opened.mode
+        turned = opened.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)  # Stored on its side.
+        return opened.size[::-1] if turned else opened.size, opened.mode
 
 
 def _rows(part: Sequence[Labelled], size: tuple[int, int], mode: str) -> Columns:
