@@ -1,6 +1,7 @@
 """Distributions of one worker's durations."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from gemjax.arrivals.base import Around, Arrivals, durations_of, per_worker
 from gemjax.protocol.checks import check_at_least, check_between, check_positive
 
-SQUARED = 1e-100, 1e100  # Between these a number has a square.
+SQUARED = 1e-100, 1e100  # Numbers between these have a square that neither overflows nor underflows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ConstantSpeeds(Arrivals):
 
     Args:
       speeds: gradients per unit of time for each worker, all positive. Simultaneous commits are ordered by worker number.
-        Around it other models add up durations, and the rounding of the sums decides which of them is first.
+        Inside another model durations are summed, and rounding decides ties.
 
     >>> ConstantSpeeds([2.0, 1.0]).trace(6).worker
     array([0, 0, 1, 0, 0, 1], dtype=int32)
@@ -177,7 +178,8 @@ class Pareto(Arrivals):
 
     def __post_init__(self):
         super().__post_init__()
-        check_positive("shape - 1, without which there is no mean duration,", self.shape - 1)
+        if not 1 < self.shape < math.inf:
+            raise ValueError(f"shape must be finite and above 1, where durations have a mean; got {self.shape!r}")
         check_positive("mean", self.mean)
 
     def durations(self, worker, rng, count):
