@@ -11,7 +11,7 @@ import optax
 
 from gemjax.protocol import PyTree
 from gemjax.protocol.hooks import MadeFor, Refusals, Sends, can_refuse
-from gemjax.protocol.slots import Slots, check_number, is_rows, is_slots
+from gemjax.protocol.slots import Slots, check_same_num_workers, is_rows, is_slots
 
 
 @jax.tree_util.register_static
@@ -120,7 +120,7 @@ def check_nested(state: PyTree, num_workers: int) -> None:
             )
     for node in jax.tree.leaves(state, is_leaf=lambda node: is_wrapper(node) or is_slots(node)):
         if is_wrapper(node):
-            check_number(node.pulled_at.num_workers, num_workers)
+            check_same_num_workers(node.pulled_at.num_workers, num_workers)
 
 
 def without_wrappers(state: PyTree, copies: Copies) -> tuple[PyTree, Copies]:
@@ -149,7 +149,7 @@ def check_made_for(state: PyTree, num_workers: int) -> None:
         if isinstance(node, MadeFor) and node.num_workers != num_workers:
             if node.advice:
                 raise ValueError(node.advice)
-            check_number(node.num_workers, num_workers)
+            check_same_num_workers(node.num_workers, num_workers)
 
 
 def is_wrapper(node: PyTree) -> bool:

@@ -19,7 +19,7 @@ from jax import lax
 from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_worker
 
-WORKERS = 0x67656D  # Separates keys of workers from those that rules make of theirs.
+WORKERS = 0x67656D  # Folded in first, so that workers' keys differ from a rule's own fold_in(key, i).
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -90,7 +90,7 @@ class SharedRows:
       rows: a tree with a leading ``[N]`` axis on every leaf.
       replaced: during a commit, the index of the row that it wrote (N if none), the row that was there, and False if the write
         is to be undone. ``None`` (default) between commits.
-      known: the worker for whose commit ``replaced`` holds the row to be replaced; ``None`` if it holds none.
+      known: the committing worker, if ``replaced`` already has its old row; else ``None``.
     """
 
     __slots__ = ("known", "replaced", "rows")
@@ -208,7 +208,7 @@ def read_own_rows(tree: PyTree, worker: jax.typing.ArrayLike, num_workers: int) 
 
 
 def select(applied: jax.Array, new: PyTree, old: PyTree, joined_bytes: int = 0) -> PyTree:
-    """Return ``new`` where ``applied``, else ``old``; arrays up to ``joined_bytes`` are chosen together if all are as small.
+    """Return ``new`` where ``applied``, else ``old``; all are chosen together if none is larger than ``joined_bytes``.
 
     :class:`SharedRows` are taken from ``new`` without a choice, which would copy all rows. Unless ``applied``, their write is
     undone.
@@ -268,12 +268,6 @@ def is_slots(node: PyTree) -> bool:
     return isinstance(node, Slots)
 
 
-def _map_slots(fn: Callable, tree: PyTree, *rest: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda node, *others: fn(node, *others) if is_slots(node) else node, tree, *rest, is_leaf=is_slots
-    )
-
-
 def stack(tree: PyTree, num_workers: int) -> PyTree:
     """Give each worker its own copy of each slot in ``tree``, with its own PRNG keys; nodes that are stacked already stay."""
 
@@ -287,7 +281,7 @@ def stack(tree: PyTree, num_workers: int) -> PyTree:
         if not is_slots(node):
             return node
         if node.num_workers is not None:
-            check_number(node.num_workers, num_workers)
+            check_same_num_workers(node.num_workers, num_workers)
             return node
         return Slots(jax.tree.map(repeat, node.value), num_workers)
 
@@ -317,7 +311,7 @@ def _folded(keys: jax.Array, worker: jax.typing.ArrayLike) -> jax.Array:
     return jnp.where(worker == 0, keys, fold(keys, worker))
 
 
-def check_number(inside: int, num_workers: int) -> None:
+def check_same_num_workers(inside: int, num_workers: int) -> None:
     """Raise ``ValueError`` if a part for ``inside`` workers is in a state for another number of them."""
     if inside != num_workers:
         raise ValueError(
@@ -331,7 +325,10 @@ def take(tree: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
     def read(x):
         return lax.dynamic_index_in_dim(x, worker, keepdims=False, allow_negative_indices=False)
 
-    return _map_slots(lambda node: node if node.num_workers is None else Slots(jax.tree.map(read, node.value)), tree)
+    def take_one(node):
+        return Slots(jax.tree.map(read, node.value)) if is_slots(node) and node.num_workers is not None else node
+
+    return jax.tree.map(take_one, tree, is_leaf=is_slots)
 
 
 def put(tree: PyTree, taken: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
