@@ -52,9 +52,9 @@ class MergeQuorumState(NamedTuple):
     gathered: jax.Array  # int32 []; displacements since the last step.
     weight: jax.Array  # float []; the sum of their weights.
     radius: jax.Array  # float [L] for L leaves; the weighted sum of their norms. [0] with merge="mean".
-    mean: PyTree  # Like params but at least float32; their weighted sum, or that of their directions.
+    weighted_sum: PyTree  # Like params but at least float32; of displacements, or of their directions.
     inner: optax.OptState
-    workers: MadeFor | None  # That of the tokens.
+    workers: MadeFor | None  # The length of ``tokens``; None without them.
 
 
 def merge_quorum(
@@ -99,15 +99,15 @@ def merge_quorum(
     inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
-        mean = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         if is_asynchronous(state := inner.init(params)):
             raise ValueError(
                 "inner of merge_quorum is a whole method, whose staleness would count other commits than it receives; give a "
                 "plain optax transformation, such as optax.sgd(0.7)"
             )
-        kind, leaves = jnp.result_type(float), len(jax.tree.leaves(mean)) if merge == "radial" else 0
+        kind, leaves = jnp.result_type(float), len(jax.tree.leaves(zeros)) if merge == "radial" else 0
         return MergeQuorumState(
-            jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), mean, state,
+            jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), zeros, state,
             None if per_step is None else MadeFor(len(per_step)),
         )  # fmt: skip
 
@@ -120,15 +120,15 @@ def merge_quorum(
             counts = jnp.asarray(per_step, share.dtype)
             share = share * (counts / jnp.max(counts))[worker] ** 2
         extra_args |= {"local_steps": local_steps, "worker": worker}
-        radius, mean, weight = state.radius, state.mean, state.weight + share
-        wide = jax.tree.map(lambda u, m: u.astype(m.dtype), updates, mean)
+        radius, weight = state.radius, state.weight + share
+        wide = jax.tree.map(lambda u, s: u.astype(s.dtype), updates, state.weighted_sum)
         if merge == "radial":
             wide, structure = jax.tree.flatten(wide)
             norms = [_norm(w) for w in wide]
             radius = radius + share * jnp.array(norms, share.dtype)
             wide = jax.tree.unflatten(structure, [_over(w, norm) for w, norm in zip(wide, norms, strict=True)])
-        mean = jax.tree.map(lambda m, w: m + share.astype(m.dtype) * w, mean, wide)
-        merged = jax.tree.map(lambda m: _over(m, weight.astype(m.dtype)), mean)
+        weighted_sum = jax.tree.map(lambda s, w: s + share.astype(s.dtype) * w, state.weighted_sum, wide)
+        merged = jax.tree.map(lambda s: _over(s, weight.astype(s.dtype)), weighted_sum)
         if merge == "radial":
             merged, structure = jax.tree.flatten(merged)
             lengths = [r.astype(m.dtype) for r, m in zip(_over(radius, weight), merged, strict=True)]
@@ -139,7 +139,7 @@ def merge_quorum(
         step, after = inner.update(merged, before, params, **extra_args)
         start_anew = lambda tree: jax.tree.map(lambda x: jnp.where(full, jnp.zeros_like(x), x), tree)
         return jax.tree.map(lambda s: jnp.where(full, s, jnp.zeros_like(s)), step), MergeQuorumState(
-            start_anew(state.gathered + 1), start_anew(weight), start_anew(radius), start_anew(mean),
+            start_anew(state.gathered + 1), start_anew(weight), start_anew(radius), start_anew(weighted_sum),
             slots.select(full, after, state.inner), state.workers,
         )  # fmt: skip
 
@@ -147,7 +147,7 @@ def merge_quorum(
 
 
 def _norm(x: jax.Array) -> jax.Array:
-    """Return the norm of ``x``, which is divided by a power of 2 meanwhile, so that squares are neither infinite nor 0."""
+    """Return the norm of ``x``, computed on ``x`` scaled by a power of 2, so that squares neither overflow nor underflow."""
     _, exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0))
     scaled = jnp.ldexp(x, -exponent)
     return jnp.ldexp(jnp.sqrt(jnp.sum(scaled * scaled)), exponent)
