@@ -38,7 +38,7 @@ PAPERS = {"stage_momentum": (AJANTHAN2025NESTEROV,), "delay_stages": (AJANTHAN20
 )
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The view of a leaf is as many last updates ahead as the leaf is delayed."""
+    """Weight prediction: shifts the view of a leaf by horizon × delay × last update."""
 
     last_update: PyTree  # Like params.
     horizon: jax.Array  # float [].
@@ -67,7 +67,7 @@ class DelayStagesState(NamedTuple):
     params: tuple  # The points of these gradients; () if no member compares with them.
     ahead: Prediction | None
     inner: optax.OptState
-    workers: MadeFor | None  # If the inner state is per worker, and there are several stages.
+    workers: MadeFor | None  # Refuses several workers if P > 1 and the inner state is per worker; else None.
 
 
 def delay_stages(
@@ -164,7 +164,9 @@ def delay_stages(
         ahead = (
             None
             if state.ahead is None
-            else Prediction(updates, jnp.asarray(horizon, jnp.result_type(float)), num_stages, state.ahead.stages)
+            else dataclasses.replace(
+                state.ahead, last_update=updates, horizon=jnp.asarray(horizon, state.ahead.horizon.dtype)
+            )
         )
         return updates, DelayStagesState(grads, kept, ahead, after, state.workers)
 
@@ -201,8 +203,7 @@ def stage_momentum(
     """
     check_momentum("momentum", momentum)
     check_momentum("highest", highest)
-    integer("num_stages", num_stages, 1)
-    num_stages = int(num_stages)
+    num_stages = integer("num_stages", num_stages, 1)
     stages = num_stages if stages is None else checked_groups("stages", stages)
 
     def update_fn(updates, state, params=None, **extra_args) -> Any:
@@ -233,7 +234,7 @@ def async_pipeline(
 ) -> "Method":
     """Asynchronous pipeline parallelism: Nesterov momentum whose strength rises with the delay of a stage.
 
-    A pipeline without bubbles updates a stage with gradients that are as old as the stages behind it are many. Nesterov's
+    A pipeline without bubbles updates a stage with gradients that are one commit old per later stage. Nesterov's
     look-ahead compensates a delay if the momentum is large, so the momentum of a stage grows with its delay.
 
         τ_k = P - 1 - k,   β_k = β + τ_k (β_max - β) / P
