@@ -121,7 +121,7 @@ def _poison(gradient: PyTree) -> PyTree:
 
     def poisoned(x):
         if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x  # From a cluster, also the seconds that it took.
+            return x  # A cluster also passes the transfer seconds.
         return np.full_like(x, np.nan) if isinstance(x, np.ndarray) else x * jnp.nan
 
     return jax.tree.map(poisoned, gradient)
@@ -156,7 +156,7 @@ def run_in_python(
     gradient = jax.jit(lambda view, data, chosen, worker, step: transition.gradient(
         view, batches.batch(data, chosen), worker, step
     ))  # fmt: skip
-    # A function of its own, which is traced anew. Outside of jit each call would compile its conditionals again.
+    # A fresh lambda, so that jit finds no earlier trace. Outside of jit each call would compile its conditionals again.
     update = jax.jit(lambda sent, state, params, worker: transition.update(sent, state, params, worker))
     # At the first use: a source that gathers its data on the host may have more than a device can hold.
     on_device = functools.cache(lambda: jax.device_put(batches.data))

@@ -26,9 +26,9 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
     synchronous SGD on the same cluster. All three have the same durations, by the same seed.
 
     Args:
-      model: how long workers compute; durations, models that wrap them and consist of durations alone, or a :class:`Barrier`
-        around one. The speed-up of ``Barrier(model, quorum=m)`` over synchronous SGD is what waiting for the first m workers
-        gains; with the default quorum it is 1.
+      model: how long workers compute: a model of durations, alone or wrapped (``Scaled``, ``Delayed``), or a
+        :class:`Barrier` around it. The speed-up of ``Barrier(model, quorum=m)`` over synchronous SGD is what waiting for the
+        first m workers gains; with the default quorum it is 1.
       num_commits: length T of the trace, positive. Short traces are coarse: a barrier waits for the last round, and the
         first commit takes as long as any other.
       seed: decides every duration.

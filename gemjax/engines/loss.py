@@ -24,7 +24,7 @@ def checked_loss(loss_fn: Callable) -> Callable:
 
     Raises:
       TypeError: for any other number of arguments.
-      ValueError: when called, if a metric is not one number or is called like a column of the history, or the model state has
+      ValueError: when called, if a metric is not one number or has the name of a column of the history, or the model state has
         another structure or dtype.
     """
     loss_fn = _long_form(loss_fn)
@@ -43,7 +43,7 @@ def checked_loss(loss_fn: Callable) -> Callable:
                     f"the metric {name!r} of loss_fn has the shape {list(jnp.shape(value))}, but every metric must be one "
                     "number; return its mean, or compute it in your evaluation"
                 )
-        # Engines ask all numbers for their dtype; and JAX knows no classes derived from dict.
+        # Engines read `.dtype`, so numbers become arrays; jax.tree takes a subclass of dict for a leaf.
         return loss, jax.tree.map(_array, (model_state, dict(metrics)))
 
     return checked
@@ -91,8 +91,8 @@ def _call(loss_fn: Callable, args: tuple, batch: PyTree, model_state: PyTree) ->
 
 
 def check_unreserved(
-    metrics: Collection[str], reserved: Collection[str] = COLUMNS, whose: str = "loss_fn returns metrics"
+    metrics: Collection[str], reserved: Collection[str] = COLUMNS, subject: str = "loss_fn returns metrics"
 ) -> None:
-    """Raise ``ValueError`` if a metric is called like something else that a run reports."""
+    """Raise ``ValueError`` if a metric has the name of something else that a run reports."""
     if clash := {*metrics} & {*reserved}:
-        raise ValueError(f"{whose} called {sorted(clash)}, which the engines report themselves; rename them")
+        raise ValueError(f"{subject} called {sorted(clash)}, which the engines report themselves; rename them")

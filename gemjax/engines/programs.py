@@ -22,7 +22,7 @@ UNTOLD = re.compile(r"custom_call @\w*callback|stablehlo\.(send|recv)\b|\bjax\.c
 
 
 class Kept:
-    """The newest values by the objects that they are made of.
+    """A cache of the newest values, keyed by identity.
 
     >>> kept = Kept(most=2)
     >>> [kept.get(key, lambda: made) for made, key in enumerate("abacab")]
@@ -36,7 +36,7 @@ class Kept:
     def get(self, same: Any, make: Callable[[], Any], like: PyTree = ()) -> Any:
         """Return the value of ``same`` and of the kinds of arrays in ``like``; make it if it is not kept.
 
-        Values that were made under other settings of JAX are others. Kinds without a hash are never found.
+        Other settings of JAX are another key. Unhashable keys are not cached.
         """
         key = Same(same), kind_of(like), settings()
         if not has_hash(key):
@@ -113,7 +113,7 @@ def kind_of(tree: PyTree) -> tuple:
 
 
 class Program:
-    """A function to be compiled, for which an equal program that was compiled before is taken instead.
+    """A jitted function that reuses the compilation of an equal program.
 
     It is traced once for arguments of the same kinds, as by ``jax.jit``. What it has compiled is found by equal programs as
     long as one of them exists. A program that calls back to Python, or has constants that its text does not show, equals none.
@@ -155,7 +155,7 @@ class Program:
         if UNTOLD.search(text) or not has_hash(key):
             return own
         found = _EQUAL.get(key)
-        # After jax.clear_caches() it would trace its function again, which may have changed.
+        # After jax.clear_caches() the kept function would be traced anew, and the program may differ.
         if found is None or found.call.trace(*arguments).jaxpr is not found.traced:
             _EQUAL[key] = found = own
         return found

@@ -108,9 +108,8 @@ class Transition(WorkerStep):
       loss_fn, seed, local: as for :class:`gemjax.engines.worker.WorkerStep`.
       tx: an optax transformation; one without :func:`gemjax.asynchronous` inside is wrapped in it.
       num_workers: number of workers N; must be that of ``tx``, see :func:`workers_of`.
-      diagnostics: names of the quantities to report per commit: ``gap`` (RMS distance between the central variable and the
-        view), ``normalised_gap`` (that over the RMS of the gradient), ``update_norm`` (RMS of the update), and those of the
-        method.
+      diagnostics: names of the quantities to report per commit: those of any commit (``OF_ANY_COMMIT`` in
+        gemjax/protocol/diagnostics.py), and those of the method. gemjax/results.md has a table of all.
       average_model_state: ``False`` (default): a commit's model state replaces the central one; ``True``: its floats are
         averaged in with weight 1/N.
       joined_bytes: arrays up to this size are checked and chosen together after a commit. That saves time where they are parts
@@ -232,8 +231,8 @@ class Transition(WorkerStep):
         observed = observer.collected(besides=diagnostics.OF_ANY_COMMIT)
         parts = (state.params, view, gradient.grads, updates, observed.get("learning_rate"))
         observed = {name: value for name, value in observed.items() if name in self.diagnostics}
-        check_unreserved(observed, whose="the method observes quantities")
-        check_unreserved(observer.offered, of_any, whose="the method observes quantities")
+        check_unreserved(observed, subject="the method observes quantities")
+        check_unreserved(observer.offered, of_any, subject="the method observes quantities")
         measured = {name: diagnostics.OF_ANY_COMMIT[name](*parts) for name in of_any} | observed
         check_unreserved(gradient.metrics, measured)
         report = CommitReport(

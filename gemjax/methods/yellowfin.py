@@ -24,7 +24,7 @@ EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances
 
 
 class Landscape(NamedTuple):
-    """Running means of the tuner, each before its division by 1 - decay^n."""
+    """Statistics of the tuner: a window, and running means, each before its division by 1 - decay^n."""
 
     window: jax.Array  # [window]; log h of the last commits.
     log_largest: jax.Array  # Of the largest log h in the window.
@@ -146,8 +146,8 @@ def yellowfin(
         μ ← μ + κ (μ* - μ̂)
 
     with mean(…) a running mean with decay β, corrected for its start at zero, and μ = v = 0 at the start, all shared by all
-    workers. A gradient from clock s shows where the central variable would have moved then without momentum; compared with
-    that, its real velocity v_s shows the total.
+    workers. Without momentum, v_s would be the gradient g computed at clock s; what v_s has beyond g, as a multiple of v[s-1],
+    is the total momentum.
 
     α relies on noise: if gradients vanish, it grows until it is too large, and with long delays a run may not recover. A
     ``learning_rate`` below 1 is safer. After one gradient that is far larger than the others, α is tiny until mean(h) has
@@ -240,7 +240,7 @@ def _tune(state: TuneMomentumState, gradient: PyTree, decay: Any) -> tuple[Lands
 
 
 def _root(p: jax.Array) -> jax.Array:
-    """Return the x in [0, 1] that minimises x^2 p + (1 - x)^4 / 2, by Cardano's formula in functions that do not cancel."""
+    """Return the x in [0, 1] that minimises x^2 p + (1 - x)^4 / 2, by Cardano's formula in hyperbolic form: no cancellation."""
     # After a huge gradient p underflows to 0, where the product is one of 0 and infinity.
     tiny = jnp.finfo(p.dtype).tiny
     p = jnp.clip(p, tiny, 1 / tiny)

@@ -23,9 +23,6 @@ def chunks(events: Events, chunk_size: int, stops: Iterable[int] = (), done: int
     Returns:
       ``(begin, end)`` of each piece, in arrivals.
 
-    Raises:
-      ValueError: if ``stops`` are not integers.
-
     >>> from gemjax import Trace
     >>> chunks(Trace([0] * 12).events(), chunk_size=4, stops=[6], done=2)
     [(2, 3), (3, 6), (6, 9), (9, 12)]

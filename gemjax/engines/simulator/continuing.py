@@ -10,7 +10,7 @@ from gemjax.protocol.trace import Events, Trace
 
 
 def begin(transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None) -> RunState:
-    """Return a copy of the first state that may be donated and in which no array occurs twice.
+    """Return the state to begin with: a copy without shared arrays, so that it may be donated.
 
     A state to continue from is copied array by array, so that it is never in memory three times.
     """
@@ -28,7 +28,7 @@ def begin(transition: Transition, params: PyTree, model_state: PyTree, state: Ru
 
 
 def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Trace, events: Events) -> tuple[int, int]:
-    """Return the numbers of commits and of arrivals of ``trace`` that are behind ``state``, with its trace if that is known.
+    """Return the numbers of commits and of arrivals of ``trace`` already in ``state``; ``earlier`` is its trace, or ``None``.
 
     Raises:
       ValueError: if the state is not that of these first arrivals.
@@ -83,7 +83,7 @@ def _other_views(
 ) -> tuple[list[int], list[int]]:
     """Return the workers whose view is too old after the first `done` arrivals, and those whose view is too new.
 
-    The one is older than these arrivals leave it, the other newer than that of the worker's next row.
+    Too old: the worker pulled later among these arrivals. Too new: the worker's next row is of an earlier pull.
     """
     rows = np.cumsum(events.commits[:done])
     made = int(rows.max(initial=0))

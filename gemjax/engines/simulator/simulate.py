@@ -113,8 +113,8 @@ def simulate(
       local: local steps of the workers between their commits, which ``batches`` and keys then count; ``None`` (default): a
         commit is one gradient.
       seed: decides, with (worker, step), the keys that ``loss_fn`` receives.
-      diagnostics: quantities to report per commit besides the loss: ``gap``, ``normalised_gap``, ``update_norm``, and those
-        of the method (``learning_rate``, ``compensation``, ``pi_median``, …; gemjax/results.md has a table); each costs time.
+      diagnostics: quantities to report per commit besides the loss, such as ``gap``; gemjax/results.md has a table of them.
+        Each costs time.
       state: an earlier :class:`gemjax.Result` of the same trace to continue from, or its ``state``; ``params`` and
         ``model_state`` are then not used. The run continues bit for bit as if it had not stopped. ``history`` begins with the
         rows of an earlier ``Result``, or after a bare :class:`gemjax.RunState` with this call. The state is copied.

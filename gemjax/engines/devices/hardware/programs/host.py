@@ -40,7 +40,7 @@ class Programs(CentralPrograms):
         self.prefetcher = self._selections.prefetcher
         self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
         super().__init__(transition, batches, placement, state, placement.workers, self._selections.example())
-        # Kept programs keep no data that they do not need.
+        # Programs outlive the run, so they close over the batches without their data.
         traced = batches._traced()
         interruptible = interruptible and transition.local is not None
         if interruptible:
@@ -90,7 +90,7 @@ class Programs(CentralPrograms):
         return self._selections.is_ready(worker, self.steps[worker], self.draws.of(worker))
 
     def select(self, worker: int) -> PyTree:
-        """Return the selection of the batch of the worker's step, and its data if these are not on the device."""
+        """Return ``(data, selection)`` of the worker's next batch; ``data`` is ``None`` if on the device."""
         return self._selections.take(worker, self.steps[worker], self.draws.of(worker), self.draws.following)
 
     def view(self, worker: int) -> PyTree:
