@@ -144,7 +144,7 @@ MESSAGES = [
         lambda: run("simulate", state=run("simulate", tx=gemjax.gem(0.1, num_workers=2))),
         "the state to continue from is of another method, schedule, model or number of workers; what "
         "differs: 3, the first is 'view.value.params': found none, expected float32[2, 4]; give the method "
-        "with its schedules, params=, model_state= and the number of workers as the run had them",
+        "with its schedules, params=, model_state=, the number of workers and of blocks (read_at) as the run had them",
     ),
     (
         lambda: run("devices", num_workers=2, placement=gemjax.place(4)),

@@ -425,8 +425,8 @@ def checked_state(state: RunState, initial: RunState, *, elsewhere: bool = False
     raise ValueError(
         "the state to continue from is of another method, schedule, model or number of workers; "
         f"what differs: {len(different)}, the first is {different[0]!r}: found {found.get(different[0], 'none')}, "
-        f"expected {expected.get(different[0], 'none')}; give the method with its schedules, params=, model_state= and the "
-        "number of workers as the run had them"
+        f"expected {expected.get(different[0], 'none')}; give the method with its schedules, params=, model_state=, the "
+        "number of workers and of blocks (read_at) as the run had them"
     )
 
 

@@ -123,8 +123,8 @@ def run_on_devices(
       atomic: True (default): a worker reads all parameters at once, right after its commit. False: it reads them in blocks, and
         gradients that finish meanwhile are committed between two of its reads, so that a view may mix versions. A block has
         all of a commit or nothing. ``result.trace`` has the clock of each block in ``read_at``; the staleness is that of the
-        oldest one. It gains no speed on CPU devices, where 4 blocks took a fifth of the commits per second (median of
-        several problems whose gradients are as short as commits): it is for studying inconsistent reads in real orders.
+        oldest one. It gains no speed: on CPU devices, with gradients about as short as commits, 4 blocks cost a fifth of the
+        commits per second. It is for studying what inconsistent reads do in real orders of arrival.
       num_blocks: number of blocks B if not ``atomic``, positive, default 4; :func:`gemjax.rules.spread_blocks` says which
         numbers a block has.
 
