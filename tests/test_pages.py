@@ -92,6 +92,11 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in _anchors(target.read_text(encoding="utf-8")), link
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "gemjax/reference.md"])  # It grows with the names.
+def test_a_page_is_short(page):
+    assert len(_text(page).splitlines()) <= (140 if page == "README.md" else 350)
+
+
 @pytest.mark.parametrize("argv", list(_commands()))
 def test_commands_parse(argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
