@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from train.common import compilation, interrupts
 from train.common.console import RunConsole, adapt_output
@@ -18,17 +17,12 @@ from train.config import helptext
 from train.config.config import Config
 from train.config.file import show_config, take_config
 from train.config.parsing import COMMANDS, check_resumed, in_flags, in_rounds, parse_flags, start_from, take_resume
+from train.config.validation import PACING
 from train.run import tensorboard as scalars
 from train.task.data.load import check_name
 
 USAGE = "python -m train"
-POLICIES: dict[str, Any] = {
-    "interrupt": None,
-    "max_staleness": None,
-    "quorum": None,
-}  # Policies, of which a run has one, with the values that mean none.
-NO_POLICY = POLICIES | {"grace": 0.0}
-EVALUATIONS: dict[str, Any] = {"eval_every": 0, "eval_seconds": None}  # Intervals of evaluations, likewise.
+EVALUATIONS = ("eval_every", "eval_seconds")  # Intervals of evaluations, of which a run has one at most.
 HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
 MORE_MEMORY = (
     "begin a run with a smaller --batch-size, a smaller network or fewer --workers, or end other programs that use the "
@@ -153,9 +147,9 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     if resume:
         check_resumed(given, named, default)
     words = {word.split("=")[0].replace("-", "_") for word in argv}
-    for alternatives, none in (POLICIES, NO_POLICY), (EVALUATIONS, EVALUATIONS):
+    for alternatives, replaced in (PACING, (*PACING, "grace")), (EVALUATIONS, EVALUATIONS):
         if any(f"__{name}" in words for name in alternatives):  # A given one replaces that of the resumed run.
-            default = dataclasses.replace(default, **none)
+            default = dataclasses.replace(default, **{name: getattr(Config, name) for name in replaced})
     config = parse_flags(Config, argv, USAGE, default)
     if not resume and config.engine == "simulate":
         config = in_rounds(config, [config.method], argv)

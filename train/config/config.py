@@ -13,7 +13,7 @@ from train.common.files import write_whole
 from train.config.datasets import DATASETS, resolved
 from train.config.methods import Method, usual_rate
 from train.config.networks import ModelName
-from train.config.validation import check_values, flag
+from train.config.validation import POLICY, RESOURCES, check_values, flag
 
 Options = TypeVar("Options", bound="Common")
 Engine = Literal["devices", "cluster", "simulate"]
@@ -36,8 +36,7 @@ BOOKKEEPING = (
 )  # fmt: skip
 # Further fields that may change when a run is resumed.
 RESUMABLE = (
-    "epochs", "learning_rate", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline",
-    "retries", "address", "min_workers", "central_hosts", "worker_cpus", "worker_gpus", "worker_tpus",
+    "epochs", "learning_rate", *POLICY, "central_devices", "central_hosts", "address", "min_workers", *RESOURCES,
 )  # fmt: skip
 
 
@@ -77,13 +76,13 @@ class Common:
     schedule: Schedule = "constant"
     """`cosine`: after the warm-up the rate falls to 0, over the applied commits, also that of local steps."""
     warmup_epochs: float = 0.0
-    """Passes of all workers together in which the learning rate rises to its value, from 1 / workers of it."""
+    """Passes of all workers together in which the learning rate rises to its value, starting at value / workers."""
     decay_epochs: tuple[float, ...] = ()
     """Passes of all workers together after which the learning rate is multiplied by `--decay-factor`."""
     decay_factor: float = 0.1
     """Factor on the learning rate at each of `--decay-epochs`, in (0, 1]."""
     cluster: Cluster = "homogeneous"
-    """Speeds of simulated workers: equal; unequal; in turn; full to quarter; the same with a barrier, as `diloco` has."""
+    """Simulated speeds: homogeneous equal, heterogeneous random, round_robin in turn, tiered 1 to 1/4; *barrier: in rounds."""
     variation: float = 0.1
     """Coefficient of variation of the time of a simulated gradient."""
     transfer: float = 0.0
@@ -118,7 +117,7 @@ class Config(Common):
     epochs: float = 6.0
     """Passes of each worker through the data; commits: workers * epochs * (full batches per epoch) / mean period."""
     learning_rate: float | None = None
-    """Of one worker's gradients; default 0.1, times 1 - momentum where it adds them up (`dana_slim`); `yellowfin`: a factor."""
+    """Learning rate; default 0.1, or 0.1 * (1 - momentum) if the momentum is a sum of gradients; with `yellowfin` a factor."""
     momentum: float = 0.9
     """Momentum in [0, 1), for the methods that have one."""
     dynamic_periods: bool = False

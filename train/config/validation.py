@@ -12,6 +12,8 @@ from train.config.datasets import DATASETS, is_own
 from train.config.methods import LOCAL_FLAGS, methods_with
 
 MOST_LISTED = 20  # Choices in a message; more are in the help.
+PACING = ("max_staleness", "interrupt", "quorum")  # Those of a resumed run are replaced together.
+POLICY = (*PACING, "grace", "deadline", "retries")  # Fields of `gemjax.Policy`.
 RESOURCES = ("worker_cpus", "worker_gpus", "worker_tpus")  # What Ray reserves per worker.
 # Fields with what their values must be, where nothing else refuses others at once; None is always possible.
 RANGES = (
@@ -44,9 +46,7 @@ NEEDS = [
     ("worker_devices", "engine", ["devices"]),
     ("compression", "central_hosts", [0]),
     *((name, "engine", ["cluster"]) for name in ("address", "min_workers", "compression", "central_hosts", *RESOURCES)),
-    *((name, "engine", ["devices", "cluster"]) for name in (
-        "central", "central_devices", "max_staleness", "interrupt", "grace", "deadline", "retries",
-    )),
+    *((name, "engine", ["devices", "cluster"]) for name in ("central", "central_devices", *POLICY) if name != "quorum"),
     *((name, "method", methods_with(name)) for name in (
         "momentum", "kappa", "reading", "variant", "strength", *LOCAL_FLAGS,
     )),

@@ -5,10 +5,12 @@ import json
 
 import pytest
 
+import gemjax
 from train.claims.runs import PlannedRun
 from train.common.errors import RecordError
 from train.config import presets
 from train.config.config import Config
+from train.config.validation import POLICY
 
 
 @pytest.mark.parametrize("name", presets.NAMES)
@@ -19,6 +21,10 @@ def test_every_configuration_loads_and_its_module_states_cost_and_command(name):
     assert isinstance(presets.load(name), Config)
     assert "Cost:" in module.__doc__
     assert "python -m train" in module.__doc__
+
+
+def test_every_field_of_a_policy_is_a_flag():
+    assert {*POLICY} == {field.name for field in dataclasses.fields(gemjax.Policy)}
 
 
 def test_configurations_survive_json(tmp_path):

@@ -8,5 +8,5 @@ Cost: about ten seconds of training on two CPU cores. `python -m train`
 from train.config.config import Config
 
 CONFIG = Config(workers=3, batch_size=256, epochs=40.0)
-# A sweep starts from this: in virtual time a gradient need not take longer than its commit.
+# Sweeps run in virtual time, where small batches cost nothing.
 SWEPT = Config()
