@@ -52,7 +52,7 @@ def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str
     def engine(num_workers: int) -> np.ndarray:
         """Return the seconds of each commit of the device engine, without set-up and compilation."""
         result = gemjax.run_on_devices(
-            gemjax.gem(1e-3, 0.9, num_workers), trivial_loss, params, no_batches, commits,
+            gemjax.gem(1e-3, 0.9, num_workers), trivial_loss, params, step_as_batch, commits,
             placement=place(num_workers),
         )  # fmt: skip
         return np.diff(result.history["time"])
@@ -90,9 +90,8 @@ def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str
 def many_leaves(rounds: int, commits: int, console: Console) -> dict[str, dict[str, float]]:
     """Measure the bare loop with the same parameters in few and in many leaves, in turns.
 
-    The thread that commits waits for a gradient first. The longer a CPU computes the gradient, the less of the thread's code
-    and data stays in the caches, and the longer the same calls take. Commits are therefore compared after the gradient of the
-    most leaves, and for information after their own.
+    The thread that commits waits for a gradient first. A long gradient evicts the thread's caches and slows the same calls.
+    Commits are therefore compared after the gradient of the most leaves, and for information after their own.
 
     Returns:
       Of each number of leaves, in microseconds per commit: ``median`` and ``mean`` of the time, and ``per second``, the
@@ -159,7 +158,7 @@ def trivial_loss(params: PyTree, batch: Any) -> jax.Array:
     return 1e-6 * sum((jnp.sum(leaf) for leaf in jax.tree.leaves(params)), jnp.zeros([]))
 
 
-def no_batches(worker: Any, step: Any) -> Any:
+def step_as_batch(worker: Any, step: Any) -> Any:
     """Return the step as the batch."""
     return step
 
@@ -172,7 +171,7 @@ def parameters(size: int) -> PyTree:
 def programs_of(params: PyTree, kind: type[Transition] = Transition) -> Programs:
     """Return the programs of GEM with one worker, compiled."""
     transition = kind(tx=gemjax.gem(1e-3, 0.9, 1), loss_fn=trivial_loss, num_workers=1).bind(params)
-    programs = Programs(transition, gemjax.Computed(no_batches), place(1), transition.init(params))
+    programs = Programs(transition, gemjax.Computed(step_as_batch), place(1), transition.init(params))
     programs.warm_up()
     return programs
 

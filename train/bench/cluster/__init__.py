@@ -16,7 +16,7 @@ from gemjax.engines.cluster.central.programs import SharedPrograms
 from gemjax.engines.cluster.programs import ClusterPrograms, receive
 from gemjax.engines.transition import Transition
 from train.bench.cluster import on_ray, wire
-from train.bench.devices import no_batches, parameters, trivial_loss
+from train.bench.devices import parameters, step_as_batch, trivial_loss
 from train.common.console import show_table
 from train.common.errors import UsageError
 
@@ -83,7 +83,7 @@ def _against_round_trip(
     def engine(num_workers: int) -> np.ndarray:
         members = gemjax.Members(WORKERS, absent=range(num_workers, WORKERS))
         tx = gemjax.asgd(1e-3, num_workers=WORKERS)
-        return _intervals(cluster, tx, trivial_loss, params, no_batches, count, members)
+        return _intervals(cluster, tx, trivial_loss, params, step_as_batch, count, members)
 
     times: dict[str, list] = {}
     ratios: dict[str, list] = {ALONE: [], TOGETHER: []}
@@ -128,7 +128,7 @@ def _intervals(
 def _programs(kind: type[ClusterPrograms], cluster: gemjax.Cluster, params: PyTree, parts: int = 0) -> ClusterPrograms:
     """Return the programs of a run with a trivial gradient, compiled."""
     transition = Transition(tx=gemjax.asgd(1e-3, WORKERS), loss_fn=trivial_loss, num_workers=WORKERS).bind(params)
-    batches = gemjax.Computed(no_batches)
+    batches = gemjax.Computed(step_as_batch)
     programs = kind(transition, batches, batches, cluster.central, transition.init(params), parts=parts)
     programs.connect(cluster, lambda: None)
     programs.warm_up()

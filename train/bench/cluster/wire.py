@@ -12,7 +12,7 @@ import optax
 from rich.console import Console
 
 import gemjax
-from train.bench.devices import no_batches, parameters, trivial_loss
+from train.bench.devices import parameters, step_as_batch, trivial_loss
 from train.common.console import show_table
 from train.common.errors import UsageError
 
@@ -141,7 +141,7 @@ def _commits(
     found = []
     for _ in range(rounds):
         history = gemjax.run_on_cluster(
-            tx, trivial_loss, params, no_batches, count + workers + 1, cluster=cluster
+            tx, trivial_loss, params, step_as_batch, count + workers + 1, cluster=cluster
         ).history
         later = {name: history[name][workers:] for name in ("time", "to_host", "wire", "to_device")}
         found.append([np.diff(later.pop("time")).mean(), *(np.median(part) for part in later.values())])
