@@ -3,14 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
 
 PyTree = Any
 Agreement = Literal["same to rounding", "as far as rounding carries", "differs"]
-VERDICTS: tuple[Agreement, ...] = ("same to rounding", "as far as rounding carries", "differs")
+VERDICTS: tuple[Agreement, ...] = get_args(Agreement)
 FACTOR = 10.0  # A difference is as far as rounding carries up to this multiple of the effect of one unit.
 NUDGES = 3  # Beginnings that differ by one unit.
 MORE_NUDGES = 13  # Further ones before a piece differs: a rounding error that crosses a kink is rare among them.
@@ -18,7 +18,7 @@ TELLING = 0.01  # A piece with a larger effect of one unit, relative to its move
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class Piece:
     """A part of a run between two checkpoints, and how its replay ends.
 
     Attributes:
@@ -28,9 +28,9 @@ class Span:
       difference: RMS difference of the replayed parameters to the checkpoint.
       largest: largest absolute difference of a parameter.
       unit: RMS of one unit in the last place of the parameters.
-      effect: largest RMS difference at the end between this replay and those that begin one unit beside it.
-      nudges: number of these.
-      verdict: comparison of the difference with the two.
+      effect: largest RMS difference at the end between this replay and replays begun from nudged states.
+      nudges: number of nudged replays.
+      verdict: comparison of the difference with unit and effect.
     """
 
     begin: int
@@ -45,7 +45,7 @@ class Span:
 
     @property
     def is_telling(self) -> bool:
-        """True if rounding alone changes little, so that a wrong commit would show."""
+        """True if rounding alone changes little, so that a wrong commit would show, or the end is equal to rounding."""
         return self.effect <= TELLING * self.moved or self.verdict == "same to rounding"
 
     def relative(self, value: float) -> float:
@@ -71,7 +71,7 @@ def worst(verdicts: Iterable[Agreement]) -> Agreement:
     return max(verdicts, key=VERDICTS.index)
 
 
-def compare(begin: Any, end: Any, commits: tuple[int, int], replay: Callable[[Any], Any]) -> Span:
+def compare(begin: Any, end: Any, commits: tuple[int, int], replay: Callable[[Any], Any]) -> Piece:
     """Replay a piece and compare its end with a checkpoint.
 
     Model state of integers is not compared; other model state may only make the verdict worse. Equal infinities do not differ.
@@ -93,14 +93,13 @@ def compare(begin: Any, end: Any, commits: tuple[int, int], replay: Callable[[An
         effects = {name: max(effects[name], distance(beside[name], found[name])) for name in effects}
         nudges += 1
         verdict = worst(judge(differences[name], units[name], effects[name]) for name in expected)
-    name = "params"
-    return Span(
+    return Piece(
         *commits,
-        moved=distance(expected[name], start[name]),
-        difference=differences[name],
-        largest=float(np.abs(found[name] - expected[name]).max(initial=0.0)),
-        unit=units[name],
-        effect=effects[name],
+        moved=distance(expected["params"], start["params"]),
+        difference=differences["params"],
+        largest=float(np.abs(found["params"] - expected["params"]).max(initial=0.0)),
+        unit=units["params"],
+        effect=effects["params"],
         nudges=nudges,
         verdict=verdict,
     )
@@ -108,8 +107,8 @@ def compare(begin: Any, end: Any, commits: tuple[int, int], replay: Callable[[An
 
 def parts(state: Any) -> dict[str, np.ndarray]:
     """Return the floating-point numbers of the parameters and of the model state, as vectors."""
-    trees = {"params": state.params, "model_state": state.model_state}
-    return {name: flat(tree) for name, tree in trees.items() if name == "params" or flat(tree).size}
+    vectors = {name: flat(getattr(state, name)) for name in ("params", "model_state")}
+    return {name: vector for name, vector in vectors.items() if name == "params" or vector.size}
 
 
 def flat(tree: PyTree) -> np.ndarray:

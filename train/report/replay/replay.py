@@ -17,7 +17,7 @@ from train.common.files import write_whole
 from train.common.machine import describe, in_its_precision
 from train.config.config import Config
 from train.config.parsing import parse_flags
-from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Span, compare, worst
+from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Piece, compare, worst
 from train.report.replay.simulator import Replayer
 from train.run.folder import RunFolder
 from train.run.records.provenance import settings_of
@@ -79,7 +79,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}, or give their folder as --data-dir"
         folder.provenance.check_same(config, saved, task.data_checksum(), remedy)
         replayer = Replayer(config, task, logged, settings_of(saved))
-        pieces: list[Span] = []
+        pieces: list[Piece] = []
         state, begin = replayer.initial(), 0
         for number in numbers:
             try:
@@ -130,7 +130,7 @@ HEADER = (
 )
 
 
-def _row(piece: Span) -> str:
+def _row(piece: Piece) -> str:
     """Return the line of a piece."""
     effect = f"{piece.relative(piece.effect):.2g}" if piece.moved else "-"  # No ratio, as without an applied commit.
     commits = f"{piece.begin} to {piece.end}"
@@ -139,7 +139,7 @@ def _row(piece: Span) -> str:
     )
 
 
-def conclusion(config: Config, found: dict[str, Any], pieces: Sequence[Span]) -> list[str]:
+def conclusion(config: Config, found: dict[str, Any], pieces: Sequence[Piece]) -> list[str]:
     """Return the verdict on the run, with its reasons and advice."""
     count = {verdict: sum(piece.verdict == verdict for piece in pieces) for verdict in VERDICTS}
     beyond = f"{count['differs']} of {len(pieces)} pieces" if len(pieces) > 1 else "the one piece"
