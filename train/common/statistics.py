@@ -1,7 +1,5 @@
 """Statistics over seeds: time to a target, intervals by bootstrap over seeds, ties and profiles. Pure functions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +18,7 @@ class Estimate(NamedTuple):
     high: float
 
 
-def crossing(x: Seeds, values: Sequence[float | None], target: float) -> float:
+def crossing(x: Sequence[float], values: Sequence[float | None], target: float) -> float:
     """Return the x at which a curve, linear between its points, first reaches a target; infinite if it does not.
 
     >>> crossing([1, 2, 3], [0.0, 0.5, 0.7], 0.6), crossing([1, 2], [0.8, 0.9], 0.6), crossing([1, 2], [0.1, None], 0.6)
@@ -40,7 +38,7 @@ def crossing(x: Seeds, values: Sequence[float | None], target: float) -> float:
 
 
 def estimate(groups: Sequence[Seeds]) -> Estimate:
-    """Return the mean of the means of several settings, and its interval; seeds of each setting are drawn anew.
+    """Return the mean of the means of several settings, and its interval by bootstrap of the seeds within each setting.
 
     >>> estimate([[1.0, 1.0], [3.0, 3.0]])
     Estimate(mean=2.0, low=2.0, high=2.0)

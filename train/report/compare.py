@@ -51,7 +51,7 @@ class ComparedRun:
 
     def at(self, target: float, by: str) -> float:
         """Return the commits or the time at which the run first has a test accuracy; infinite if it has not."""
-        return crossing(self.metrics[by], self.metrics["test_accuracy"].tolist(), target)
+        return crossing(self.metrics[by].tolist(), self.metrics["test_accuracy"].tolist(), target)
 
 
 def main(argv: Sequence[str]) -> int:

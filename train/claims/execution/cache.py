@@ -15,11 +15,10 @@ from train.run.groups.store import Store
 
 POOL = RUNS / "reproduce"
 PUBLISHED = Path(__file__).parents[2] / "results" / "runs"
-VERSION = gemjax.__version__
 
 
 class Pool(Store[PlannedRun, RunRecord]):
-    """Finished runs by what decides their numbers: configuration, recorded quantities, and the version of the library.
+    """Finished runs, keyed by configuration, recorded quantities and the version of the library.
 
     A run with a changed configuration is another run. Changes of the code are not detected: a change that moves numbers, as
     golden histories show, needs another version of the library once one is released.
@@ -36,28 +35,28 @@ class Pool(Store[PlannedRun, RunRecord]):
     @functools.cached_property
     def _published(self) -> dict[str, Any]:
         """The published runs by their keys."""
-        return {} if self.published is None or not self.published.exists() else json.loads(self.published.read_bytes())
+        return json.loads(self.published.read_bytes()) if self.published and self.published.exists() else {}
 
     def load(self, job: PlannedRun) -> RunRecord | None:
-        if (own := super().load(job)) is not None or (found := self._published.get(self.key(job))) is None:
-            return own
-        return self.opened(job, dict(found), Path(self.published or ""))
+        own = super().load(job)
+        if own is None and self.published and (found := self._published.get(self.key(job))):
+            return self.opened(job, dict(found), self.published)
+        return own
 
     def publish(self, path: Path, records: Mapping[PlannedRun, RunRecord]) -> None:
         """Write a file of published runs, one run a line."""
-        lines = (f"{json.dumps(self.key(run))}: {_line(self.content(run, record))}" for run, record in records.items())
+        lines = (
+            f"{json.dumps(self.key(run))}: {json.dumps(self.content(run, record), separators=(',', ':'))}"
+            for run, record in records.items()
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
     def key(self, job: PlannedRun) -> str:
-        return job.key(VERSION)
+        return job.key(gemjax.__version__)
 
     def encode(self, job: PlannedRun, result: RunRecord) -> dict[str, Any]:
         return {"run": job.described()} | result
 
     def decode(self, job: PlannedRun, found: Any) -> RunRecord:
         return found
-
-
-def _line(record: Any) -> str:
-    return json.dumps(record, separators=(",", ":"))
