@@ -35,14 +35,14 @@ SIMULATED = (
 )
 READING = (
     "A row lists the fastest asynchronous methods, the fastest first; those joined by *or* tie. It names synchronous "
-    "training if no method is sooner. The gain compares the first method with the best of synchronous SGD, m-synchronous SGD "
-    "(rounds of the first m workers) and local SGD (rounds of several steps), each tuned. Its interval is that of 95 % over "
-    "seeds.",
+    "training if no method is sooner. The gain compares the first asynchronous method with the best of synchronous SGD, "
+    "m-synchronous SGD (rounds of the first m workers) and local SGD (rounds of several steps), each tuned. Its interval is "
+    "that of 95 % over seeds. A dash: no asynchronous method holds the target in all tasks of the row.",
     "",
     f"In a rack a view and a gradient together take {TRANSFER[RACK]:g} times as long as a gradient, and on a slow network "
-    f"{TRANSFER[SLOW]:g} times; elsewhere they take no time. A row on images is of all tasks with images that are measured "
-    "there. A setting has a row once all kinds of synchronous training are measured there, if anything holds the target with "
-    "every seed.",
+    f"{TRANSFER[SLOW]:g} times; elsewhere they take no time, which favours methods that send every gradient. A row on images "
+    "is the geometric mean over all tasks with images that are measured there; the tables of the tasks may differ. A setting "
+    "has a row once all kinds of synchronous training are measured there, if anything holds the target with every seed.",
 )
 LATER = (
     f"The same runs, to {100 * LATE:g} % of the accuracy at which one worker ends, and the mean time to {BETWEEN} targets from "
@@ -65,7 +65,7 @@ OVERVIEW = (
 def written(design: Design, content: Mapping[str, Any], command: str) -> str:
     """Return the page in Markdown: what to take, how that was measured, and the tables of each task."""
     found = Findings(content)
-    lines = [TITLE, "", SIMULATED, ""]
+    lines = [f"{TITLE} (quick form)" if design.name.endswith("quick") else TITLE, "", SIMULATED, ""]
     if chosen := choice.table(design, found):
         lines += [*_lines(choice.HEADER, chosen), "", *READING, ""]
     if later := choice.later(design, found):
