@@ -56,7 +56,7 @@ WRONG = [
     (["--workers", "many"], "--workers"),
     (
         ["imagenet"],
-        "'imagenet'; choose one of digits, mnist, race, report, replay, compare, sweep, benchmark, reproduce",
+        "'imagenet'; choose one of digits, mnist, race, report, replay, compare, twice, sweep, benchmark, reproduce",
     ),
     (["--workers", "0"], "--workers must be at least 1; got 0"),
     (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),
