@@ -90,3 +90,16 @@ def test_no_run_begins_with_fewer_than_its_least_number(full, monkeypatch):
     message = "Ray has not started . of 4 workers after 0 s; they need 4 CPU"
     with begun(N, message, min_workers=3):
         assert waited == [3]
+
+
+def test_a_least_number_of_workers_is_all_that_is_awaited(full, monkeypatch):
+    """The cluster has room for all."""
+    full.cluster_resources, wait, awaited = lambda: {"CPU": 4.0}, full.wait, []
+
+    def noted(replies, num_returns, **options):
+        awaited.append(num_returns)
+        return wait(replies, num_returns, **options)
+
+    monkeypatch.setattr(full, "wait", noted)
+    with gemjax.Cluster(N, min_workers=2):
+        assert awaited == [2]
