@@ -135,7 +135,8 @@ def simulate(
       checkpoints: folder of the run's checkpoints, or a :class:`gemjax.Checkpoints`. A checkpoint is written in the background
         at most every ``checkpoint_seconds``, and at the end, also of a run that fails or that Ctrl-C ends. Default: none.
       resume: True to continue from the newest checkpoint in ``checkpoints``, if there is one, with the whole ``history``. A
-        resumed simulation equals an uninterrupted one bit for bit; on devices the order of arrivals is a new one. False (default): the folder must have none.
+        resumed simulation equals an uninterrupted one bit for bit; on devices the order of arrivals is a new one. False
+        (default): the folder must have none.
       checkpoint_seconds: seconds between two checkpoints, positive; default 600. A killed run loses as much at most, and the
         compiled call in progress.
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
