@@ -60,7 +60,9 @@ def choices(design: Design, found: Findings) -> list[Choice]:
             if not settings or FIRST_ONLY not in able:
                 continue
             logs = {name: np.mean([np.mean(np.log(one)) for one in found.times(settings, name)]) for name in able}
-            baseline, fastest = min(able, key=lambda name: float(logs[name])), found.fastest(settings)
+            # One that does not reach the target comes last: its time is that at which its runs ended.
+            baseline = min(able, key=lambda name: (not found.arrives(settings, name), float(logs[name])))
+            fastest = found.fastest(settings)
             gain = found.speed_up(settings, fastest[0], baseline) if fastest else None
             if fastest or found.holds(settings, baseline):
                 made.append(Choice(settings, data, fastest, baseline, gain))

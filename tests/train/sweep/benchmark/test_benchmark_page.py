@@ -144,6 +144,15 @@ def test_a_choice_is_against_the_best_synchronous_training():
     assert gain(gem=(0.89, 600.0)) == "0.50 (0.50 to 0.50) with `gem`"
 
 
+def test_a_baseline_whose_short_runs_end_below_the_target_is_not_the_best():
+    content = content_of(gem=(0.89, 500.0), local_sgd=(0.7, None))
+    [short] = [row for row in content["rows"] if row["method"] == "local_sgd"]
+    short["end"] = [100.0] * 3
+    [row] = choice.table(QUICK, outcome.Findings(content))
+    assert row[2] == "m-synchronous SGD"
+    assert not row[3].startswith("≥")
+
+
 def test_a_task_with_few_methods_does_not_take_methods_out_of_the_count():
     content = content_of(dana_dc=(0.89, 100.0), asgd=(0.88, 150.0))
     content["definition"]["narrow"] = ["characters"]
