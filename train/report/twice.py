@@ -60,14 +60,14 @@ def twice(asked: Twice, scratch: Path, console: Any) -> dict[str, Any]:
     """Run all four and return their losses per commit, as in `twice.json`."""
     simulated = ["--engine", "simulate", "--epochs", f"{asked.epochs:g}", "--checkpoint-every", "100"]
     say(console, "simulating a run, uninterrupted …")
-    train(simulated, scratch / "whole")
+    train(*simulated, "--out", scratch / "whole")
     whole = losses(scratch / "whole")
     say(console, "simulating it again, with SIGKILL half-way …")
     killed_at = kill(simulated, scratch / "killed", len(whole) // 2)
-    train(["--resume"], scratch / "killed", "--resume")
+    train("--resume", scratch / "killed")
     resumed = losses(scratch / "killed")
     say(console, "training on devices …")
-    train(["--epochs", f"{asked.epochs:g}"], scratch / "devices")
+    train("--epochs", f"{asked.epochs:g}", "--out", scratch / "devices")
     recorded = losses(scratch / "devices")
     say(console, "replaying it …")
     same = [one == other for one, other in zip(whole, resumed, strict=False)]
@@ -77,15 +77,14 @@ def twice(asked: Twice, scratch: Path, console: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def train(flags: Sequence[str], folder: Path, flag: str = "--out") -> None:
-    """Run `python -m train` in a folder until it ends.
+def train(*words: str | Path) -> None:
+    """Run `python -m train` with these words until it ends.
 
     Raises:
       UsageError: if it fails.
     """
-    words = [word for word in flags if word != flag]
     done = subprocess.run(
-        [sys.executable, "-m", "train", *words, flag, str(folder)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "train", *map(str, words)], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise UsageError(f"a run failed: {done.stderr.strip()[-500:]}")

@@ -23,7 +23,7 @@ def test_the_status_tells_whether_the_resumed_run_is_the_same(differing, tmp_pat
 
 def test_a_run_that_fails_is_reported(tmp_path):
     with pytest.raises(twice.UsageError, match=r"a run failed: .*--epochs"):
-        twice.train(["--epochs", "-1"], tmp_path / "run")
+        twice.train("--epochs", "-1", "--out", tmp_path / "run")
 
 
 @pytest.mark.nightly
