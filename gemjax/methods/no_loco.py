@@ -48,7 +48,7 @@ class AverageInPairsState(NamedTuple):
     """State of :func:`average_in_pairs`."""
 
     pairs: Pairs
-    slow: Slots  # phi_w, like params; the slow weights of the worker's last but one pull.
+    slow: Slots  # phi_w, like params; the worker's view at its last commit.
     count: jax.Array  # int32 []; commits so far.
     stale_params: ReadsStaleParams
     made_for: MadeFor
@@ -84,6 +84,7 @@ def average_in_pairs(num_workers: int, strength: "optax.ScalarOrSchedule" = 0.7,
       ValueError: as :func:`gemjax.no_loco`.
     """
     check_num_workers(num_workers)
+    check_learning_rate(strength)
     check_momentum("momentum", momentum)
 
     def init_fn(params) -> Any:
@@ -152,7 +153,7 @@ def no_loco(learning_rate: "optax.ScalarOrSchedule" = 0.7, momentum: float = 0.5
     of that one's last commit. Each worker must take part: the last position of one that has left still attracts others.
 
     **Evaluation.** ``result.params`` is the mean over the workers that have committed of φ_w + β m_w - α Δ_w, from where
-    each would go on alone. In rounds that is the mean of the slow weights.
+    each would go on alone. In rounds at a constant rate that is the mean of the slow weights.
 
     Reductions: with one worker, and with two in rounds, it is :func:`gemjax.diloco` with ``nesterov=False`` at a constant
     rate. At ``learning_rate=1`` and ``momentum=0`` a worker goes on from the mean of two positions.
@@ -191,7 +192,6 @@ def no_loco(learning_rate: "optax.ScalarOrSchedule" = 0.7, momentum: float = 0.5
       1. The pairs are other random ones, and of an odd number of workers one goes on alone.
       2. The code routes activations of a pipeline at random, which is no part of the optimizer.
     """
-    check_learning_rate(learning_rate)
     return asynchronous(
         optax.chain(displacements(), average_in_pairs(num_workers, learning_rate, momentum)), num_workers
     )

@@ -24,7 +24,7 @@ from train.run.folder import RunFolder
 from train.task.task import arguments, make_task
 
 USAGE = "python -m train twice"
-WAIT = 600  # Seconds until a run must have made its first checkpoints.
+WAIT = 600  # Seconds until a run must have made half of its commits.
 WINDOW = 20  # Commits of a running mean.
 
 
@@ -100,13 +100,15 @@ def kill(flags: Sequence[str], folder: Path, commits: int) -> int:
     with subprocess.Popen(
         [sys.executable, "-m", "train", *flags, "--out", str(folder)], stdout=subprocess.DEVNULL
     ) as process:
-        while process.poll() is None and time.monotonic() < begun + WAIT:
-            if (folder / "events.jsonl").exists() and len(losses(folder)) >= commits:
-                break
+        made = 0
+        while process.poll() is None and made < commits and time.monotonic() < begun + WAIT:
             time.sleep(0.01)
+            made = len(losses(folder)) if (folder / "events.jsonl").exists() else 0
         process.kill()
-    if not folder.exists() or process.returncode != -9:
-        raise UsageError("the run ended before it could be killed; take more --epochs")
+    if made < commits or process.returncode != -9:
+        raise UsageError(
+            f"the run was to be killed after {commits} commits, and has ended or stalled; take more --epochs"
+        )
     return len(losses(folder))
 
 

@@ -88,8 +88,8 @@ class Cluster:
       ConnectionError: on entering, if there is no Ray at ``address``.
 
     Warns:
-      RunWarning: on entering, if fewer than N workers begin without ``min_workers``; if Ray has not started as many after a
-        minute (it goes on waiting); or if no host has room for a group.
+      RunWarning: on entering, if fewer than N workers begin without ``min_workers``; if Ray has started fewer than
+        ``min_workers`` after a minute (it goes on waiting); or if no host has room for a group.
 
     Two runs on the same four actors (not run as a test, because Ray takes seconds to start):
 

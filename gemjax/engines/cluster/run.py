@@ -134,7 +134,7 @@ def run_on_cluster(
       that all of these precede it.
 
     Warns:
-      RunWarning: as :func:`gemjax.run_on_devices`; and if fewer than N workers begin.
+      RunWarning: as :func:`gemjax.run_on_devices`; and if fewer than N workers begin without ``min_workers``.
 
     Raises:
       ImportError: if Ray is not installed.

@@ -77,11 +77,11 @@ class Roster:
     if the gradient is lost.
 
     A worker is in one place at a time: ``computing``, ``ready`` (its gradient waits to be committed),
-    ``pulling`` (it needs a fresh view), ``filling`` (it reads its view block by block, one block per round, so that gradients
-    that finish meanwhile are committed in between), ``waiting`` (to be dispatched), ``returning`` (it has joined, but still
-    computes an earlier gradient), or outside: ``absent``, ``lost`` (its process or host, or there is none yet), ``silent``
-    beyond its deadline, or ``retired``. A place maps its workers to what is known of them there, in order of entry: first
-    finished, first committed, first dispatched.
+    ``pulling`` (it needs a fresh view), ``filling`` (it reads its view block by block; a round has one read, of the worker that
+    was dispatched longest ago, so that gradients that finish meanwhile are committed in between), ``waiting`` (to be
+    dispatched), ``returning`` (it has joined, but still computes an earlier gradient), or outside: ``absent``, ``lost`` (its
+    process or host, or there is none yet), ``silent`` beyond its deadline, or ``retired``. A place maps its workers to what is
+    known of them there, in order of entry: first finished, first committed, first dispatched.
 
     The only clock is that of the central variable. A commit whose report has not been read counts as applied until
     :meth:`refused` takes it back, so that no staleness is underestimated. Before a gradient is given up for its staleness, all
@@ -140,7 +140,7 @@ class Roster:
         self.reading: dict[int, float] = {}  # Workers whose batch is being read, with the deadline; INFINITY if silent.
         self.interruptions = [0] * len(self.steps)  # Since the worker's last commit.
         self._confirmed = True  # False if a commit counts whose report has not been read.
-        self._dispatches = 0
+        self._dispatches, self._turns = 0, [0] * len(self.steps)  # The number of each worker's last one.
         self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients that are computed, per device.
         self._faults = [0] * len(self.steps)  # In a row,
         self._losses = [0] * len(self.steps)  # and losses.
@@ -150,7 +150,7 @@ class Roster:
         self._last_loss: tuple[int | None, str, BaseException | None] = (None, "", None)
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
-        self._may_read = True  # One block per round.
+        self._may_read = True  # One block of one worker per round.
         self._arrived_at, self._in_time_at, self._warned = now, now, False
 
     def instruct(self, now: float) -> Dispatch | Commit | Pull | Read | Interrupt | Confirm | Record | None:
@@ -174,7 +174,8 @@ class Roster:
             self._fill(worker)
         if self.filling and self._may_read and self.is_short:
             self._may_read = False
-            return Read(*next(iter(self.filling.items())))
+            worker = min(self.filling, key=self._turns.__getitem__)
+            return Read(worker, self.filling[worker])
         if not (self.is_short and self.policy.admits(len(self.computing) + len(self.ready))):
             return None
         free = (w for w in self.waiting if w in self._prepared and self._load[self.devices[w]] < self.ROOM)
@@ -183,6 +184,7 @@ class Roster:
         if self._is_outdated(worker):
             return Pull(worker)
         self._dispatches += 1
+        self._turns[worker] = self._dispatches
         self._prepared.discard(worker)
         self._put(worker, self.computing, Computing(self._dispatches, self.watchdog.deadline()))
         return Dispatch(worker, self.steps[worker], self._dispatches)

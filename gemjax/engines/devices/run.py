@@ -63,7 +63,7 @@ def run_on_devices(
     checkpoint_seconds: float = 600.0,
     gate: "Callable[[int, int], Any] | None" = None,
     atomic: bool = True,
-    num_blocks: int = 4,
+    num_blocks: int | None = None,
 ) -> "Result":
     """Train asynchronously on this host's devices, in the order in which they finish.
 
@@ -125,8 +125,8 @@ def run_on_devices(
         all of a commit or nothing. ``result.trace`` has the clock of each block in ``read_at``; the staleness is that of the
         oldest one. It gains no speed: on CPU devices, with gradients about as short as commits, 4 blocks cost a fifth of the
         commits per second. It is for studying what inconsistent reads do in real orders of arrival.
-      num_blocks: number of blocks B if not ``atomic``, positive, default 4; :func:`gemjax.rules.spread_blocks` says which
-        numbers a block has.
+      num_blocks: number of blocks B, a positive int, for ``atomic=False`` only; default 4. :func:`gemjax.rules.spread_blocks`
+        says which numbers a block has.
 
     Returns:
       A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start, as are the further columns ``dispatched``,
@@ -188,10 +188,13 @@ def run_on_devices(
     return run.execute(programs, lambda programs: Waiters(run.num_workers, gate))
 
 
-def _blocks(atomic: bool, num_blocks: int) -> int:
+def _blocks(atomic: bool, num_blocks: int | None) -> int:
     """Return the number of blocks of a view; 0 if it is read at once, also as a single block."""
     check_bool("atomic", atomic)
-    return 0 if integer("num_blocks", num_blocks, 1) == 1 or atomic else num_blocks
+    if atomic and num_blocks is not None:
+        raise ValueError(f"num_blocks is for atomic=False, got {num_blocks}")
+    blocks = 4 if num_blocks is None else integer("num_blocks", num_blocks, 1)
+    return 0 if atomic or blocks == 1 else blocks
 
 
 def _default_workers(tx: optax.GradientTransformation, params: PyTree) -> int:

@@ -1,5 +1,7 @@
 """Runs on devices whose workers read their views block by block, each of which the simulator repeats from its trace."""
 
+import collections
+
 import jax
 import numpy as np
 import optax
@@ -130,11 +132,14 @@ def test_a_rule_sees_the_age_of_each_block(x64, mixed):
     assert_close(result.params, in_the_simulator(make, problem, result.trace).params, rtol=1e-10)
 
 
-def test_views_of_a_barrier_are_consistent():
-    problem = mlp()
-    result = run(GEM, problem, 24, policy=gemjax.Policy(quorum=WORKERS))
-    assert result.trace.num_blocks == 0
+def test_views_of_a_barrier_are_consistent_and_the_simulator_goes_on_from_them(x64):
+    problem, policy = mlp(jax.numpy.float64), gemjax.Policy(quorum=WORKERS)
+    result = run(GEM, problem, 24, policy=policy)
+    assert (result.trace.read_at == result.trace.pulled_at[:, None]).all()
     assert (np.sort(result.trace.staleness.reshape(-1, WORKERS)) == np.arange(WORKERS)).all()
+    longer = run(GEM, problem, 32, policy=policy, state=result)
+    both = in_the_simulator(GEM, problem, longer.trace, state=result)
+    assert_close(longer.params, both.params, rtol=1e-10)
 
 
 def blocks_of(run, rounds):
@@ -155,6 +160,18 @@ def test_one_block_is_read_per_round_and_gradients_that_have_finished_commit_fir
     assert run.arrive(1) == [("commit", 1), ("read 2", 0), ("dispatch", 0)]
     assert blocks_of(run, 3) == [[("read 1", 1)], [("read 2", 1), ("dispatch", 1)], []]
     assert run.roster.timeout(run.now) > 0
+
+
+def test_workers_that_have_to_pull_again_take_turns():
+    run = Run(2, num_blocks=3, max_staleness=0)
+    for _ in range(300):
+        run.roster.overdue(run.now)
+        run.go()
+        for worker in list(run.computing):
+            run.arrive(worker)
+    counts = collections.Counter(worker for worker, _ in run.committed)
+    assert sum(counts.values()) > 40
+    assert counts[0] - counts[1] in (0, 1)
 
 
 def test_a_worker_that_fails_or_leaves_while_it_reads_begins_with_a_pull():

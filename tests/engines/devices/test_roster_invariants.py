@@ -83,7 +83,7 @@ class Walk:
             assert others or not roster.ready, "held, though no other worker computes"
             moving = roster.computing or roster.returning or roster.unprepared or roster.filling
             assert moving or not (roster.ready or roster.waiting), "nothing happens, though something could"
-        for worker in set(self.overtaken) - set(roster.waiting):
+        for worker in set(self.overtaken) - {*roster.waiting, *roster.filling}:
             del self.overtaken[worker]
         for worker in roster.waiting:
             if worker not in roster.unprepared:

@@ -217,7 +217,9 @@ class Central:
         with contextlib.suppress(Exception):
             for vector in report.values():
                 vector.copy_to_host_async()
-        return self._with_lent(view, slot), report
+        own = iter(view.apart)
+        apart = [next(own) if at is None else slot.apart[at] for at in self.programs.lent]
+        return view._replace(apart=apart), report
 
     def read(self, worker: int, block: int, packed: Packed) -> Packed:
         """Dispatch the read of a block, a positive int, for a worker whose last commit has sent ``packed``.
@@ -227,11 +229,7 @@ class Central:
         """
         read, event = self._reads[block - 1], event_of(worker, 0)
         self.slots[worker], *view = read(self.shared, self.slots[worker], packed.vectors, event)
-        return self._with_lent(view[0], self.slots[worker]) if view else packed
-
-    def _with_lent(self, view: Packed, slot: Packed) -> Packed:
-        own = iter(view.apart)
-        return view._replace(apart=[next(own) if at is None else slot.apart[at] for at in self.programs.lent])
+        return view[0] if view else packed
 
     def warm_up(self, packed: Packed) -> None:
         """Compile the commit, or find the program, by a call on a copy of the state."""
