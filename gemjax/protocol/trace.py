@@ -173,8 +173,10 @@ class Trace:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks B of ``read_at``; 0 without it, and for a single block."""
-        return 0 if self.read_at is None or self.read_at.shape[1] == 1 else self.read_at.shape[1]
+        """Number of blocks B of ``read_at``; 0 if every view is read at once."""
+        if self.read_at is None or (self.read_at == self.pulled_at[:, None]).all():
+            return 0
+        return self.read_at.shape[1]
 
     def _columns(self) -> dict[str, Any]:
         columns = {name: getattr(self, name) for name in COLUMNS}

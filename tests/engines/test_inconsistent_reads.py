@@ -62,15 +62,6 @@ def test_the_compiled_loop_and_the_plain_one_agree(make, x64):
     assert_close(found.params, plain, rtol=1e-10)
 
 
-def test_a_run_goes_on_from_a_beginning_whose_views_are_consistent(x64):
-    make, trace = lambda n: gemjax.gem(0.05, num_workers=n), MODELS["sweep"].trace(20)
-    problem, count = quadratic(), int(np.flatnonzero((trace.read_at > trace.pulled_at[:, None]).any(axis=1))[0])
-    assert count > 0
-    first = simulate(make, problem, trace.first(count))
-    both, whole = simulate(make, problem, trace, state=first), simulate(make, problem, trace)
-    jax.tree.map(np.testing.assert_array_equal, both.params, whole.params)
-
-
 @every_method("gem", only=distinct, each_kind=True)
 def test_one_block_or_no_span_changes_no_bit(make, x64):
     problem, model = problem_of(make), arrivals.Gamma(N)

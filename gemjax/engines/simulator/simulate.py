@@ -56,6 +56,7 @@ from gemjax.protocol import Loss, PyTree
 from gemjax.protocol.checks import integer
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.slots import Slots
 from gemjax.protocol.trace import Events, Trace, check_trace, draws_after
 
 FAITHFUL = Kept()
@@ -205,7 +206,7 @@ def simulate(
     saving = Saving(checkpoints, resume, checkpoint_seconds)
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, diagnostics=names(diagnostics),
-        average_model_state=average_model_state, local=local, num_blocks=trace.num_blocks,
+        average_model_state=average_model_state, local=local, num_blocks=trace.num_blocks or _blocks_of(state),
     ).bind(params, model_state)  # fmt: skip
     state = saving.begin(state, lambda: _like(transition, params, model_state), default_device())
     evaluations = state.evaluations if isinstance(state, Result) else {}
@@ -346,6 +347,12 @@ def _result(
 ) -> Result:
     state, commits = reached
     return Result(state, concatenate([*parts.values()]), trace.first(commits), stopped, evaluation.columns())
+
+
+def _blocks_of(state: Any) -> int:
+    """Return the number of blocks that a given state has; its views may all be consistent, as those of a barrier are."""
+    read_at = getattr(state.state if isinstance(state, Result) else state, "read_at", ())
+    return read_at.value.shape[-1] if isinstance(read_at, Slots) else 0
 
 
 def _like(transition: Transition, params: PyTree, model_state: PyTree) -> RunState:
