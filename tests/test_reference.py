@@ -25,8 +25,7 @@ EXAMPLE = "gemjax.damped_momentum"  # The method that the page of methods adds.
 OF_ALL = ("learning_rate", "momentum", "num_workers")
 HEAD = f"""# Reference
 
-All public names and arguments, each with the first sentence of its docstring; `help` shows the rest.
-`{RENEW}` writes this page.
+All public names and arguments with the first sentence of their docstrings, written by `{RENEW}`.
 The defaults of methods, and the memory that each takes, are on [the page of methods](methods/README.md#the-table).
 All methods take `num_workers` and `learning_rate`, a number or a schedule over commits; most take `momentum`.
 """
