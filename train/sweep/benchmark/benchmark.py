@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,15 +88,15 @@ class Benchmark:
     @property
     def entries(self) -> list[Entry]:
         """The entries that are asked for; references always belong to them."""
+        return [entry for entry in self.whole.entries() if self.takes(entry)]
+
+    def takes(self, entry: Entry, more: Container[Entry] = ()) -> bool:
+        """Return True if an entry is asked for; `more` has entries that belong to the benchmark besides its core."""
         asked = lambda values, value: not values or value in values
-        return [
-            entry
-            for entry in self.whole.entries()
-            if asked(self.tasks, entry.task)
-            and (
-                entry.method in REFERENCES
-                or (entry.method in self.methods if self.methods else self.whole.is_core(entry))
-            )
+        by_default = self.whole.is_core(entry) or entry in more
+        return (
+            asked(self.tasks, entry.task)
+            and (entry.method in REFERENCES or (entry.method in self.methods if self.methods else by_default))
             and (
                 entry.workers == 1
                 or (
@@ -105,7 +105,7 @@ class Benchmark:
                     and asked(self.networks, entry.network)
                 )
             )
-        ]
+        )
 
     @property
     def folder(self) -> Path:
@@ -128,15 +128,17 @@ def main(argv: Sequence[str]) -> int:
         show_config(asked, "benchmark")
     console = RunConsole()
     check_out(asked.work, "--work")
-    known = load(asked.whole, asked.whole.entries(), asked.pool, {})
     before = published(asked)
+    tuned = {} if asked.anew else outcome.without_late(outcome.earlier(asked.whole, before))
+    design = dataclasses.replace(asked.whole, tuned=tuned)
+    known = load(design, design.entries(), asked.pool, {})
     if asked.dry_run:
-        dry_run(asked, unfinished(asked, known, before), console)
+        dry_run(asked, unfinished(asked, design, known, before), console)
         return 0
     check_out(asked.folder)
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
     resume = f"; finished runs are kept. Resume with: {shlex.join([*USAGE.split(), *argv])}"
-    return until_interrupted(lambda: run(asked, known, before, console), console, lambda: resume)
+    return until_interrupted(lambda: run(asked, design, known, before, console), console, lambda: resume)
 
 
 def published(asked: Benchmark) -> dict[str, Any] | None:
@@ -167,22 +169,32 @@ def alike(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
     return list(groups.values())
 
 
-def unfinished(asked: Benchmark, known: dict[PlannedRun, RunRecord], before: Mapping[str, Any] | None) -> list[Entry]:
-    """Return the entries that are asked for and have runs left. A row of the file `before` has none, except with `--anew`."""
-    rows = {} if asked.anew else outcome.earlier(asked.whole, before)
-    return [entry for entry in asked.entries if entry not in rows and missing(asked.whole, entry, known)]
+def unfinished(
+    asked: Benchmark, design: Design, known: dict[PlannedRun, RunRecord], before: Mapping[str, Any] | None
+) -> list[Entry]:
+    """Return the entries that are asked for and have runs left.
+
+    A finished row of the file `before` has none, except with `--anew`; the others of `design.tuned` have their reported runs.
+    """
+    rows = {} if asked.anew else outcome.earlier(design, before)
+    every = [entry for entry in design.entries() if asked.takes(entry, design.tuned)]
+    left = [entry for entry in every if entry not in rows or entry in design.tuned]
+    return [entry for entry in left if missing(design, entry, known)]
 
 
 def run(
-    asked: Benchmark, known: dict[PlannedRun, RunRecord], before: Mapping[str, Any] | None, console: Console
+    asked: Benchmark,
+    design: Design,
+    known: dict[PlannedRun, RunRecord],
+    before: Mapping[str, Any] | None,
+    console: Console,
 ) -> dict[str, Any]:
     """Make the missing runs, write the page after every wave of them, and return the content of the benchmark's file.
 
     Raises:
       UsageError: if data are missing or a run cannot be made. Finished runs are kept.
     """
-    design, pool = asked.whole, asked.pool
-    waiting = unfinished(asked, known, before)
+    pool, waiting = asked.pool, unfinished(asked, design, known, before)
     say(
         console,
         f"{design.name}: {len(asked.entries)} pairs of a method and a setting, {len(waiting)} unfinished; {budget(design)}",
@@ -208,17 +220,17 @@ def run(
                 for made, record in pool.keep(arriving, known):
                     progress.end(made.name, costs.gradients(made), f"accuracy {record['test_accuracy'] or 0:.3f}")
                 load(design, waiting[:WAVE], pool, known)
-                write(asked, known)
-    content = write(asked, known)
+                write(asked, design, known)
+    content = write(asked, design, known)
     say(console, f"page: {asked.folder / design.name}.md")
     return content
 
 
-def write(asked: Benchmark, known: dict[PlannedRun, RunRecord]) -> dict[str, Any]:
+def write(asked: Benchmark, design: Design, known: dict[PlannedRun, RunRecord]) -> dict[str, Any]:
     """Write file, page and picture, and return the content of the file."""
     from gemjax.telemetry import style
 
-    design, path = asked.whole, asked.file
+    path = asked.file
     content = outcome.document(design, known, published(asked))  # Read again: another process may have added rows.
     asked.folder.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
@@ -229,7 +241,7 @@ def write(asked: Benchmark, known: dict[PlannedRun, RunRecord]) -> dict[str, Any
             figure = style.picture(2, 2.8)
             page.draw(figure, content)
             write_picture(path.with_suffix(".png"), figure)
-    write_whole(path.with_suffix(".md"), page.written(design, content, command(design)))
+    write_whole(path.with_suffix(".md"), page.written(design, content, command(asked.whole)))
     return content
 
 

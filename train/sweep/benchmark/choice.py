@@ -77,11 +77,14 @@ def table(design: Design, found: Findings) -> list[tuple[str, str, str, str]]:
 def later(design: Design, found: Findings) -> list[tuple[str, ...]]:
     """Return the rows below `LATER`, of the settings that are measured at the later target."""
     columns = [
-        {_place(choice): (choice.advice, _gain(at, choice)) for choice in choices(design, at)}
+        {(*choice.settings,): (*_place(choice), choice.advice, _gain(at, choice)) for choice in choices(design, at)}
         for at in (found, found.late(), found.late("mean time"))
     ]
-    shared = [place for place in columns[0] if all(place in column for column in columns)]
-    return [(*place, *(cell for column in columns for cell in column[place])) for place in shared]
+    shared = [settings for settings in columns[0] if all(settings in column for column in columns)]
+    return [
+        (*columns[0][settings][:2], *(cell for column in columns for cell in column[settings][2:]))
+        for settings in shared
+    ]
 
 
 def _place(choice: Choice) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import numpy as np
 from train.claims.runs import PlannedRun, RunRecord
 from train.common.statistics import Estimate, Seeds, crossing, estimate, leaders, profile, ratio
 from train.sweep.benchmark.settings import (
+    BASELINES,
     FIRST,
     FREE,
     LOCAL,
@@ -22,6 +23,7 @@ from train.sweep.benchmark.settings import (
     Design,
     Entry,
     Setting,
+    rounded,
 )
 from train.task.cluster import mean_period
 
@@ -59,7 +61,7 @@ def document(
             if row is not None:
                 made = design.made(entry, known).values()
                 row["tuning"] = design.tuning(entry)
-                row["cost"] = {"runs": len(made), "minutes": round(sum(record["seconds"] for record in made) / 60, 2)}
+                row["cost"] = _cost(design.tuned.get(entry), list(made))
                 hardware |= {record["hardware"]["device"] for record in made if "hardware" in record}
         if row is not None:
             rows[entry] = row
@@ -69,6 +71,26 @@ def document(
         "definition": defined, "targets": targets, "rows": list(rows.values()), "cost": cost,
         "hardware": sorted(hardware),
     }  # fmt: skip
+
+
+def _cost(tuned: Row | None, made: Sequence[RunRecord]) -> dict[str, float]:
+    """Return what a row cost: its runs, and those of the row that tuned it."""
+    before = tuned["cost"] if tuned else {"runs": 0, "minutes": 0.0}
+    minutes = sum(record["seconds"] for record in made) / 60
+    return {"runs": before["runs"] + len(made), "minutes": round(before["minutes"] + minutes, 2)}
+
+
+def without_late(rows: Mapping[Entry, Row]) -> dict[Entry, Row]:
+    """Return the rows that lack times to the later target, because they are older, and that are needed there.
+
+    A method of which a run ends too low cannot hold that target, so that its row is not needed.
+    """
+    is_needed = lambda row: row["method"] in BASELINES or min(row["accuracy"]) >= _late(row["target"]) - SLACK
+    return {entry: row for entry, row in rows.items() if "late" not in row and entry.workers > 1 and is_needed(row)}
+
+
+def _late(target: float) -> float:
+    return target * LATE / KEPT
 
 
 def earlier(design: Design, before: Mapping[str, Any] | None) -> dict[Entry, Row]:
@@ -101,13 +123,13 @@ def _row(
     design: Design, entry: Entry, numbers: dict, run: PlannedRun, records: Sequence[RunRecord], target: float
 ) -> Row:
     period = mean_period(run.config)
-    targets = np.linspace(target, target * LATE / KEPT, BETWEEN)
+    targets = np.linspace(target, _late(target), BETWEEN)
     every = [[_reached(record, float(one)) for one in targets] for record in records]
     reached, late = ([of_seed[index] for of_seed in every] for index in (0, -1))
     return {
         "task": entry.task, "workers": entry.workers, "cluster": entry.cluster, "network": entry.network,
         "method": entry.method, "target": target,
-        "numbers": {name: float(f"{value:.4g}") for name, value in numbers.items()},
+        "numbers": rounded(numbers),
         "accuracy": [round(_accuracy(record), 4) for record in records],
         "gradients": [_finite(period * commits) for commits, _ in reached],
         "time": [_finite(time) for _, time in reached],
@@ -145,15 +167,21 @@ class Findings:
         )
 
     def late(self, time: str = "time") -> Findings:
-        """Return the measurements of rows that have them at the later target.
+        """Return the measurements at the later target, of settings in which no method that could hold it lacks them.
 
         With ``time="mean time"`` a time is the mean over targets from the first to the later one.
         """
-        rows = [
-            row | {"target": late["target"], "gradients": late["gradients"], "time": late[time]}
-            for row in self.content["rows"] if (late := row.get("late"))
-        ]  # fmt: skip
+        unfinished = {entry.setting for entry in without_late(self.rows)}
+        rows = [row | self._late(row, time) for entry, row in self.rows.items() if entry.setting not in unfinished]
         return Findings({**self.content, "rows": rows})
+
+    @staticmethod
+    def _late(row: Row, time: str) -> Row:
+        """Return what a row has in other places at the later target; a method that cannot hold it does not reach it."""
+        if late := row.get("late"):
+            return {"target": late["target"], "gradients": late["gradients"], "time": late[time]}
+        never = [None] * len(row["time"])
+        return {"target": round(_late(row["target"]), 4), "gradients": never, "time": never}
 
     def methods(self, settings: Sequence[Setting]) -> list[str]:
         """Return the methods, without references, that are measured in all of `settings`."""

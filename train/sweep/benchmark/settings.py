@@ -154,6 +154,11 @@ def candidates(entry: Entry) -> list[dict[str, Any]]:
     return SEARCH_SPACES[entry.method].candidates(entry.workers, entry.network)
 
 
+def rounded(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """Return tuned numbers as rows have them."""
+    return {name: float(f"{value:.4g}") for name, value in numbers.items()}
+
+
 def _pace(network: str, period: int) -> float:
     """Return the share of the time of a worker in which it computes."""
     return 1 / (1 + TRANSFER[network] / period)
@@ -176,6 +181,7 @@ class Design:
       evaluations: along a reported run.
       warm_up: share of `gradients` in which the rate rises.
       narrow: tasks that only some methods have, because a gradient takes long.
+      tuned: rows of an earlier file whose numbers are taken as they are; only their reported runs are made.
     """
 
     name: str
@@ -189,6 +195,7 @@ class Design:
     evaluations: int = 25
     warm_up: float = 0.05
     narrow: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    tuned: Mapping[Entry, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def budget(self) -> int:
@@ -197,6 +204,8 @@ class Design:
 
     def rungs_of(self, entry: Entry) -> list[tuple[int, float]]:
         """Return the rungs of an entry."""
+        if entry in self.tuned:
+            return []
         wider = len(candidates(entry)) / CANDIDATES
         return [(round(count * wider), share) for count, share in self.rungs]
 
@@ -284,6 +293,8 @@ class Design:
         A rung keeps the candidates with the least loss of the last parameters on training rows.
         """
         contenders = candidates(entry)
+        if row := self.tuned.get(entry):
+            contenders = [numbers for numbers in contenders if rounded(numbers) == row["numbers"]]
         for count, share in self.rungs_of(entry):
             runs = [self.run(entry, numbers, share, TUNING) for numbers in contenders[:count]]
             if any(run not in known for run in runs):
