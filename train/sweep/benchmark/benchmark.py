@@ -259,10 +259,10 @@ def budget(design: Design) -> str:
 
 def dry_run(asked: Benchmark, waiting: Sequence[Entry], console: Console) -> None:
     """Print the budget, and how many methods each setting has left."""
-    design = asked.whole
-    say(console, budget(design))
-    for setting in dict.fromkeys(entry.setting for entry in asked.entries):
-        entries = [entry for entry in asked.entries if entry.setting == setting]
+    say(console, budget(asked.whole))
+    every = [entry for entry in asked.whole.entries() if asked.takes(entry, waiting)]
+    for setting in dict.fromkeys(entry.setting for entry in every):
+        entries = [entry for entry in every if entry.setting == setting]
         left = [entry.method for entry in entries if entry in waiting]
         name = (
             f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} worker{'s' if setting[1] > 1 else ''}{networked(setting)}"

@@ -46,7 +46,8 @@ READING = (
 )
 LATER = (
     f"The same runs, to {100 * LATE:g} % of the accuracy at which one worker ends, and the mean time to {BETWEEN} targets from "
-    f"{100 * KEPT:g} to {100 * LATE:g} %. Settings whose runs were made before this was recorded have no row."
+    f"{100 * KEPT:g} to {100 * LATE:g} %. A setting has no row before every method that could hold "
+    "the later target is measured there."
 )
 PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.

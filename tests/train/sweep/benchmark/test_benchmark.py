@@ -128,6 +128,31 @@ def test_targets_stay_while_a_row_is_kept_that_was_measured_with_them(inline, tm
 
 
 @pytest.mark.slow
+def test_rows_without_the_later_target_repeat_their_reported_runs_alone(inline, tmp_path):
+    command = ["benchmark", "--quick", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    path = tmp_path / "benchmark-quick.json"
+    content = json.loads(path.read_text())
+    older = {
+        row["method"]: row.pop("late") for row in content["rows"] if row["method"] in ("gem", "asgd", ONE, SYNCHRONOUS)
+    }
+    for row in content["rows"]:
+        if row["method"] == "asgd":  # It ends too low for the later target.
+            row["accuracy"] = [0.9 * row["target"]] * 3
+    path.write_text(json.dumps(content))
+    before, numbers = len(inline.made), {row["method"]: row["numbers"] for row in content["rows"]}
+    elsewhere = ["--work", str(tmp_path / "elsewhere")]
+    assert cli.main([*command, *elsewhere]) == 0
+    assert [run.config.method for run in inline.made[before:]] == ["diloco"] * 3 + ["gem"] * 3
+    rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
+    assert {name: rows[name]["numbers"] for name in rows} == numbers
+    assert {name: rows[name].get("late") for name in older} == {**older, "asgd": None, ONE: None}
+    assert rows["gem"]["cost"]["runs"] == RUNS + 3
+    assert cli.main([*command, *elsewhere]) == 0
+    assert len(inline.made) == before + 6
+
+
+@pytest.mark.slow
 def test_rows_of_another_definition_are_dropped(inline, tmp_path):
     assert cli.main(["benchmark", "--quick"]) == 0
     content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())

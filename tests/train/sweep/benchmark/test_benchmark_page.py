@@ -62,10 +62,18 @@ def test_the_later_target_has_advice_of_its_own():
     for row in content["rows"]:
         if row["method"] == LOCAL:  # It ends below the later target.
             row["late"]["time"] = [None] * 3
-    [row] = choice.later(QUICK, outcome.Findings(content))
+    later = lambda: choice.later(QUICK, outcome.Findings(content))
+    [row] = later()
     assert row[::2] == ("16 unequal", "`gem`", "`easgd`", "`gem`")
     assert row[3::2] == ("3.00 (3.00 to 3.00)", "3.00 (3.00 to 3.00)", "3.00 (3.00 to 3.00)")
     assert "## A later target" in page.written(QUICK, content, "command")
+    content["rows"] += [
+        dict(one, method="asgd", accuracy=[0.85] * 3) for one in content["rows"] if one["method"] == "gem"
+    ]
+    del content["rows"][-1]["late"]  # It ends too low, and so cannot hold the later target.
+    assert later()[0][4] == "`easgd`"
+    content["rows"][-1]["accuracy"] = [0.89] * 3  # It could hold the target, and was not measured there.
+    assert later() == []
 
 
 def content_of(**methods):
