@@ -208,3 +208,12 @@ METHODS = (
 KINDS = ("asgd", "gem", "adam-per-worker", "dana-dc", "lsgd-groups", "rennala", "diloco", "streaming-diloco")
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])
+
+# Of the whole contract, what takes long.
+each_kind = pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=(*row.marks, *([] if row.name in KINDS else [pytest.mark.nightly])))
+        for row in METHODS
+    ],
+)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from methods.rows import METHODS, every_method
+from methods.rows import KINDS, METHODS, each_kind, every_method
 
 import gemjax
 from gemjax import arrivals
@@ -89,7 +89,8 @@ def _cases():
         for problem, num_workers, delays in RUNS:
             for delay in delays if row.converges_stale else ("no-delay",):
                 name = f"{row.name}-{problem}-{num_workers}-{delay}"
-                marks = ([pytest.mark.slow] if row.variant else []) if problem == "mixed" else [pytest.mark.nightly]
+                in_ci = row.name in KINDS and problem == "mixed" and delay == "gamma"
+                marks = row.marks if in_ci else [pytest.mark.nightly]
                 yield pytest.param(row, problem, num_workers, delay, id=name, marks=marks)
 
 
@@ -332,7 +333,7 @@ def test_inject_hyperparams(row):
         _equal(updates, jax.tree.map(jnp.zeros_like, params))
 
 
-@every_method
+@each_kind
 def test_multi_steps(row):
     """Gradients accumulate over arrivals; the method sees one commit per two. The dtype is bfloat16, as in optax's tests."""
     if row.gathers:
@@ -399,7 +400,7 @@ def test_map_params_finds_every_copy_of_the_parameters(row):
             assert leaf.shape in (shapes[mark], (3, *shapes[mark]))
 
 
-@every_method
+@each_kind
 def test_sharded_parameters_stay_sharded(row):
     """On a mesh the numbers are those of one device, and no sharding changes between commits."""
     mesh = jax.make_mesh((8,), ("shard",), axis_types=(AxisType.Auto,), devices=jax.devices()[:8])
