@@ -76,12 +76,10 @@ def stacked_copies(hlo: str) -> list[str]:
 
 @pytest.mark.slow
 @every_method("gem", "adam-per-worker", "lsgd-groups", only=distinct, each_kind=True)
-@pytest.mark.parametrize(
-    ("window", "with_pulls"), [(1, False), pytest.param(1, True, marks=pytest.mark.nightly), (5, True)]
-)
-def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
+@pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.nightly), 5])
+def test_the_compiled_loop_copies_no_stack(make, window):
     """A commit costs the same at 4 workers and at 1,024."""
-    assert_no_copies(make(STACK), make.local, window, with_pulls)
+    assert_no_copies(make(STACK), make.local, window, with_pulls=True)
 
 
 @pytest.mark.slow

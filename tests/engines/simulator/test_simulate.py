@@ -14,7 +14,7 @@ from gemjax.testing import run_in_python
 # --- Equality with the plain loop
 
 
-@every_method("gem", only=lambda row: not row.refuses, each_kind=True)
+@every_method("gem", only=lambda row: not row.refuses, each_kind=True, kinds=("gem", "lsgd-groups", "streaming-diloco"))
 def test_equals_the_plain_loop(make, x64):
     """Float64, with late pulls, model state and keys."""
     problem = mlp(jnp.float64)

@@ -81,7 +81,7 @@ def test_claims_are_what_they_say(claim):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("claim", "scale"), AT_EACH_SCALE)
-@pytest.mark.parametrize("early", [False, True], ids=["in-the-end", "at-once"])
+@pytest.mark.parametrize("early", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["in-the-end", "at-once"])
 def test_claims_judge_and_draw_runs_that_failed(claim, scale, early):
     """Nothing is learned anywhere: every run diverged, or was given up before anything of it was kept."""
     failed = {name: lambda s, p: None for name in ("test_loss", "test_accuracy")} | {"diverged": lambda s, p: True}

@@ -45,17 +45,16 @@ def configured(method, **fields):
     return Config(method=method, engine="simulate", workers=WORKERS, **rate | fields)
 
 
-FAST = ("asgd", "gem", "dana_slim", "easgd")
+IN_CI = ("asgd", "gem", "dana_slim", "easgd", "lsgd", "diloco", "rennala")  # One of each kind.
 
 
 def some(method):
-    marks = [] if method in FAST else [pytest.mark.slow]
+    marks = [pytest.mark.slow if method in IN_CI else pytest.mark.nightly]
     if METHODS[method].rounds:
         marks.append(pytest.mark.filterwarnings("ignore:the method is defined in rounds"))
     return pytest.param(method, marks=marks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", list(map(some, METHODS)))
 def test_a_schedule_acts_from_its_epoch_on(method):
     plain, decayed = train(configured(method)), train(configured(method, decay_epochs=(1.0,), decay_factor=0.01))
@@ -143,7 +142,6 @@ def test_dynamic_periods_share_one_progress():
     np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(5) / 4)) / 2, atol=1e-7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", list(map(some, METHODS)))
 def test_weight_decay_acts(method):
     """Without a gradient only the decay moves the weights, towards zero."""
