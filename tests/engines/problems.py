@@ -10,15 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods.rows import KINDS, METHODS
+from methods.rows import METHODS
 
 import gemjax
 from gemjax import testing
 from gemjax.engines.devices import scheduler
 from gemjax.engines.devices.roster import Roster
 
+# One with gradients and one with local steps.
+FEW = ("gem", "lsgd-groups")
 
-def every_method(*fast: str, only=lambda row: True, each_kind: bool = False, kinds: Sequence[str] = KINDS):
+
+def every_method(*fast: str, only=lambda row: True, each_kind: bool = False, kinds: Sequence[str] = FEW):
     """Parametrize over the methods for which ``only`` is true; those that are not named are slow.
 
     With ``each_kind`` the methods beyond ``kinds`` are nightly.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from engines.problems import Abreast, Behind, assert_close, every_method, mlp, problem_of, samples_of_several_versions
 from engines.test_law import COMMITS, SEED, WORKERS, assert_the_law, drop_in_front_of_gem
+from methods.rows import KINDS
 
 import gemjax
 from gemjax.engines.memory import here
@@ -23,7 +24,7 @@ def on_the_cluster(cluster, make, problem, num_commits=COMMITS, **options):
     )  # fmt: skip
 
 
-@every_method(each_kind=True)
+@every_method(each_kind=True, kinds=KINDS)
 def test_the_same_trace_gives_the_same_parameters(make, cluster, x64):
     problem = problem_of(make)
     commits = COMMITS if make.converges_stale else 16
@@ -36,7 +37,7 @@ def test_the_same_trace_gives_the_same_parameters(make, cluster, x64):
     assert (network <= result.history["ready"] - result.history["dispatched"]).all()
 
 
-@every_method(each_kind=True)
+@every_method(each_kind=True, kinds=KINDS)
 def test_it_holds_with_the_central_variable_over_two_hosts(make, cluster, x64, monkeypatch):
     monkeypatch.setattr(cluster, "central_hosts", 2)
     problem = problem_of(make)

@@ -31,12 +31,7 @@ def assert_interrupted(result, threshold=LIMIT):
 
 
 @pytest.mark.slow
-@every_method(
-    "gem",
-    only=lambda row: distinct(row) and row.converges_stale and not row.refuses,
-    each_kind=True,
-    kinds=("gem", "lsgd-groups"),
-)
+@every_method("gem", only=lambda row: distinct(row) and row.converges_stale and not row.refuses, each_kind=True)
 def test_the_law_holds(make, x64):
     problem = problem_of(make)
     policy = gemjax.Policy(interrupt=LIMIT)

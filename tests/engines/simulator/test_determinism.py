@@ -22,7 +22,7 @@ import gemjax
 
 
 @pytest.mark.slow
-@every_method("gem", only=distinct, each_kind=True, kinds=("gem", "lsgd-groups"))
+@every_method("gem", only=distinct, each_kind=True)
 def test_the_same_run_twice_is_the_same_to_the_bit(make):
     first, second = (run(MLP, make, LATE, diagnostics=["gap"]) for _ in range(2))
     assert_same_bits(first.state, second.state)

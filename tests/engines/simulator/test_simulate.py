@@ -14,7 +14,7 @@ from gemjax.testing import run_in_python
 # --- Equality with the plain loop
 
 
-@every_method("gem", only=lambda row: not row.refuses, each_kind=True, kinds=("gem", "lsgd-groups", "streaming-diloco"))
+@every_method("gem", only=lambda row: not row.refuses, each_kind=True)
 def test_equals_the_plain_loop(make, x64):
     """Float64, with late pulls, model state and keys."""
     problem = mlp(jnp.float64)
@@ -67,7 +67,7 @@ def test_an_empty_trace_changes_nothing():
 
 
 @pytest.mark.slow
-@every_method("gem", only=lambda row: distinct(row) and not row.refuses, each_kind=True, kinds=("gem", "lsgd-groups"))
+@every_method("gem", only=lambda row: distinct(row) and not row.refuses, each_kind=True)
 @pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_a_commit_that_is_not_finite_does_not_happen(make, kind, x64):
     problem, rows = mlp(jnp.float64), [3, 9, 10]

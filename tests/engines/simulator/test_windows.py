@@ -41,7 +41,7 @@ def test_no_arrivals_have_no_windows():
     assert len(windows(np.array([], int), 4)) == 0
 
 
-@every_method(only=lambda row: distinct(row) and row.converges_stale, each_kind=True, kinds=("gem", "lsgd-groups"))
+@every_method(only=lambda row: distinct(row) and row.converges_stale, each_kind=True)
 def test_the_result_is_that_of_one_by_one(make, x64):
     """There are late pulls, rejected gradients, model state, keys and local steps."""
     problem = mlp(jnp.float64)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from engines.problems import every_method, quadratic_with_dropout
 from jax import export
+from methods.rows import KINDS
 
 import gemjax
 from gemjax.batches.local import LocalBatches
@@ -22,7 +23,7 @@ from gemjax.engines.simulator.loops import inputs, loop
 from gemjax.engines.transition import Transition
 
 WORKERS, PLATFORMS = 3, ("cuda", "tpu")
-every_exported = every_method("asgd", "gem", each_kind=True)
+every_exported = every_method("asgd", "gem", each_kind=True, kinds=KINDS)
 
 
 @dataclasses.dataclass(frozen=True)
