@@ -76,15 +76,17 @@ def table(design: Design, found: Findings) -> list[tuple[str, str, str, str]]:
 
 def later(design: Design, found: Findings) -> list[tuple[str, ...]]:
     """Return the rows below `LATER`, of the settings that are measured at the later target."""
+    late = found.late()
     columns = [
-        {(*choice.settings,): (*_place(choice), choice.advice, _gain(at, choice)) for choice in choices(design, at)}
-        for at in (found, found.late(), found.late("mean time"))
+        {(*choice.settings,): (choice.advice, _gain(at, choice)) for choice in choices(design, at)}
+        for at in (late, found.late("mean time"))
     ]
-    shared = [settings for settings in columns[0] if all(settings in column for column in columns)]
-    return [
-        (*columns[0][settings][:2], *(cell for column in columns for cell in column[settings][2:]))
-        for settings in shared
-    ]
+    rows = []
+    for first in choices(design, found):
+        if set(first.settings) <= {*late.settings}:
+            cells = [column.get((*first.settings,), ("nothing holds it", "—")) for column in columns]
+            rows.append((*_place(first), first.advice, _gain(found, first), *cells[0], *cells[1]))
+    return rows
 
 
 def _place(choice: Choice) -> tuple[str, str]:
