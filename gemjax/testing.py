@@ -140,8 +140,8 @@ def run_in_python(
 ) -> PyTree:
     """Run a trace as a plain loop over ``update`` and ``pull``: the naive reference of every engine.
 
-    Commits are made one by one. Only the gradient and the update are compiled, each by itself. The model state of the last
-    commit is the central one. No commit is rejected: a gradient that is not finite is applied.
+    Commits are made one by one. Only the gradient, the update and the pull are compiled, each by itself. The model state of
+    the last commit is the central one. No commit is rejected: a gradient that is not finite is applied.
 
     Returns:
       The final central variable.
@@ -156,8 +156,9 @@ def run_in_python(
     gradient = jax.jit(lambda view, data, chosen, worker, step: transition.gradient(
         view, batches.batch(data, chosen), worker, step
     ))  # fmt: skip
-    # A fresh lambda, so that jit finds no earlier trace. Outside of jit each call would compile its conditionals again.
+    # Fresh lambdas, so that jit finds no earlier trace. Outside of jit each call would compile its conditionals again.
     update = jax.jit(lambda sent, state, params, worker: transition.update(sent, state, params, worker))
+    pull = jax.jit(lambda state, params, worker: pull_with_anchors(state, params, worker))
     # At the first use: a source that gathers its data on the host may have more than a device can hold.
     on_device = functools.cache(lambda: jax.device_put(batches.data))
     views = [transition.view_of(slots.take(initial, worker)) for worker in range(trace.num_workers)]
@@ -182,7 +183,7 @@ def run_in_python(
                 params, model_state = optax.apply_updates(params, updates), sent.model_state
                 view, applied = view._replace(local=sent.local), applied + 1
                 own[worker] += 1
-        pulled, opt_state, anchors = pull_with_anchors(opt_state, params, worker)
+        pulled, opt_state, anchors = pull(opt_state, params, worker)
         counts = () if local is None else (jnp.int32(applied), jnp.int32(own[worker]))
         own_state = slots.with_own_keys(model_state, worker)
         views[worker] = view._replace(params=pulled, model_state=own_state, anchors=anchors, commits=counts)
