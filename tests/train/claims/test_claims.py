@@ -138,8 +138,18 @@ def made(tmp_path_factory):
     _task.cache_clear()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+FROM_END_TO_END = ("dc_asgd_table", "delayed_nesterov")  # Gradients and local steps; some runs follow from others.
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        pytest.param(
+            claim, id=claim.name, marks=pytest.mark.slow if claim.name in FROM_END_TO_END else pytest.mark.nightly
+        )
+        for claim in CLAIMS
+    ],
+)
 def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path, made):
     found = Measured("small", [made(run) for run in some(claim.runs["small"])])
     if claim.then is not None:

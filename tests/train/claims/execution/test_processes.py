@@ -13,7 +13,7 @@ from train.claims.runs import PlannedRun
 from train.common.errors import UsageError
 from train.config.config import Config
 
-BASE = Config(engine="simulate", method="asgd", dataset="digits", epochs=0.25, workers=2, batch_size=64)
+BASE = Config(engine="simulate", method="asgd", dataset="digits", model="mlp", epochs=0.25, workers=2, batch_size=64)
 
 
 @pytest.mark.slow
