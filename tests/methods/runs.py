@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from jax.flatten_util import ravel_pytree
 
 import gemjax
@@ -27,13 +26,6 @@ def grad(x, i, j):
 def schedule(t):
     """Return a learning rate that decays and is not monotone, for NumPy and JAX."""
     return 0.1 / (1.0 + 0.02 * t) * (1.0 + 0.5 * (t % 3))
-
-
-def rates(constant):
-    """Parametrize ``rate`` over the schedule and, in the slow tier, ``constant``."""
-    return pytest.mark.parametrize(
-        "rate", [pytest.param(constant, id="constant", marks=pytest.mark.slow), pytest.param(schedule, id="schedule")]
-    )
 
 
 def tree():

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from methods import reference_buffers as reference
-from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, run, schedule
 
 import gemjax
 from gemjax.methods.gather import steps_since_pull
@@ -23,28 +23,22 @@ some_weights = pytest.mark.parametrize(
 )
 
 
-def as_schedule(rate):
-    return rate if callable(rate) else lambda t: rate
-
-
-@rates(0.1)
 @pytest.mark.parametrize("buffer_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 @some_weights
-def test_fedbuff_equals_the_reference(x64, rate, buffer_size, weight):
+def test_fedbuff_equals_the_reference(x64, buffer_size, weight):
     given, s = WEIGHTS[weight]
-    expected, taus = reference.fedbuff(THETA_0, grad, ORDER, as_schedule(rate), buffer_size, s)
+    expected, taus = reference.fedbuff(THETA_0, grad, ORDER, schedule, buffer_size, s)
     assert min(taus) == 0
     assert max(taus) > 5
-    found, _ = run(gemjax.fedbuff(rate, N, buffer_size=buffer_size, weight=given))
+    found, _ = run(gemjax.fedbuff(schedule, N, buffer_size=buffer_size, weight=given))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@rates(0.3)
 @some_weights
-def test_fedasync_equals_the_reference(x64, rate, weight):
+def test_fedasync_equals_the_reference(x64, weight):
     given, s = WEIGHTS[weight]
-    found, _ = run(gemjax.fedasync(rate, N, weight=given))
-    expected = reference.fedasync(THETA_0, grad, ORDER, as_schedule(rate), s)
+    found, _ = run(gemjax.fedasync(schedule, N, weight=given))
+    expected = reference.fedasync(THETA_0, grad, ORDER, schedule, s)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
 
 

@@ -12,23 +12,17 @@ from gemjax.testing import quadratic
 N = runs.NUM_WORKERS
 
 
-def _eta(rate):
-    return rate if callable(rate) else lambda t: rate
-
-
-@runs.rates(0.03)
 @pytest.mark.parametrize("lam", [0.0, 0.5], ids=["zero", "dc"])
-def test_zero_and_dc_agree_with_the_paper(x64, lam, rate):
-    method = gemjax.dana_dc(rate, 0.7, N, strength=lam) if lam else gemjax.dana_zero(rate, 0.7, N)
+def test_zero_and_dc_agree_with_the_paper(x64, lam):
+    method = gemjax.dana_dc(runs.schedule, 0.7, N, strength=lam) if lam else gemjax.dana_zero(runs.schedule, 0.7, N)
     found, _ = runs.run(method)
-    expected, _ = reference.dana(runs.THETA_0, runs.grad, runs.ORDER, _eta(rate), gamma=0.7, lam=lam)
+    expected, _ = reference.dana(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, gamma=0.7, lam=lam)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@runs.rates(0.03)
-def test_slim_agrees_with_the_paper(x64, rate):
-    found, _ = runs.run(gemjax.dana_slim(rate, 0.7, N))
-    expected = reference.dana_slim(runs.THETA_0, runs.grad, runs.ORDER, _eta(rate), gamma=0.7)
+def test_slim_agrees_with_the_paper(x64):
+    found, _ = runs.run(gemjax.dana_slim(runs.schedule, 0.7, N))
+    expected = reference.dana_slim(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, gamma=0.7)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 

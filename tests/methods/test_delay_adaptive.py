@@ -7,14 +7,12 @@ import gemjax
 
 
 @pytest.mark.parametrize("threshold", [None, pytest.param(2.5, marks=pytest.mark.slow)])
-@runs.rates(0.1)
-def test_agrees_with_the_paper(x64, threshold, rate):
-    found, _ = runs.run(gemjax.delay_adaptive(rate, runs.NUM_WORKERS, threshold=threshold))
-    gamma = rate if callable(rate) else lambda k: rate
+def test_agrees_with_the_paper(x64, threshold):
+    found, _ = runs.run(gemjax.delay_adaptive(runs.schedule, runs.NUM_WORKERS, threshold=threshold))
     n = runs.NUM_WORKERS if threshold is None else threshold
-    expected = reference.delay_adaptive(runs.THETA_0, runs.grad, runs.ORDER, gamma, n)
+    expected = reference.delay_adaptive(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, n)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    plain, _ = runs.run(gemjax.asgd(rate, runs.NUM_WORKERS))
+    plain, _ = runs.run(gemjax.asgd(runs.schedule, runs.NUM_WORKERS))
     assert np.abs(found - plain).max() > 1e-3  # Some commits are damped.
 
 

@@ -10,16 +10,11 @@ import gemjax
 N = runs.NUM_WORKERS
 
 
-def _eta(rate):
-    return rate if callable(rate) else lambda t: rate
-
-
-@runs.rates(0.2)
 @pytest.mark.parametrize(("buffer_size", "spread"), [(None, 0.0), (3, 0.25)], ids=["defaults", "spread"])
-def test_agrees_with_the_paper(x64, rate, buffer_size, spread):
-    found, _ = runs.run(gemjax.delayed_nesterov(rate, 0.7, N, buffer_size=buffer_size, spread=spread))
+def test_agrees_with_the_paper(x64, buffer_size, spread):
+    found, _ = runs.run(gemjax.delayed_nesterov(runs.schedule, 0.7, N, buffer_size=buffer_size, spread=spread))
     expected = reference_outer.delayed_nesterov(
-        runs.THETA_0, runs.grad, runs.ORDER, _eta(rate), 0.7, buffer_size or N, spread
+        runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, 0.7, buffer_size or N, spread
     )
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 

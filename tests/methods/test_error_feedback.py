@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from methods.row import Row
-from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, run, schedule
 
 import gemjax
 from gemjax.rules import round_to, sparsify
@@ -76,14 +76,13 @@ CODES = {
 }
 
 
-@rates(0.05)
 @pytest.mark.parametrize("code", CODES)
-def test_it_equals_the_formulas(x64, rate, code):
+def test_it_equals_the_formulas(x64, code):
     part, Q, beta = CODES[code]
-    found, _ = run(in_front_of(gemjax.asgd(rate, N), part))
-    expected = with_feedback(Q, beta, rate if callable(rate) else lambda t: rate)
+    found, _ = run(in_front_of(gemjax.asgd(schedule, N), part))
+    expected = with_feedback(Q, beta, schedule)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    assert np.abs(found - run(gemjax.asgd(rate, N))[0]).max() > 1e-7
+    assert np.abs(found - run(gemjax.asgd(schedule, N))[0]).max() > 1e-7
 
 
 def test_with_all_numbers_it_is_the_method_alone(x64):

@@ -12,19 +12,15 @@ ALIASES = {"gap_aware": gemjax.gap_aware, "dana_ga": gemjax.dana_ga}
 
 
 @pytest.mark.parametrize(
-    ("rate", "keywords"),
-    [
-        pytest.param(0.05, {}, id="constant", marks=pytest.mark.slow),
-        pytest.param(runs.schedule, {}, id="schedule"),
-        pytest.param(0.05, {"decay": 0.9, "eps": 0.1}, id="decay", marks=pytest.mark.slow),
-    ],
+    "keywords", [{}, pytest.param({"decay": 0.9, "eps": 0.1}, marks=pytest.mark.slow)], ids=["defaults", "decay"]
 )
 @pytest.mark.parametrize("name", ALIASES)
-def test_agrees_with_the_paper(x64, name, rate, keywords):
-    found, _ = runs.run(ALIASES[name](rate, 0.7, N, **keywords))
-    eta = rate if callable(rate) else lambda t: rate
+def test_agrees_with_the_paper(x64, name, keywords):
+    found, _ = runs.run(ALIASES[name](runs.schedule, 0.7, N, **keywords))
     renamed = {{"decay": "Gam"}.get(key, key): value for key, value in keywords.items()}
-    expected = reference.gap_aware(runs.THETA_0, runs.grad, runs.ORDER, eta, 0.7, dana=name == "dana_ga", **renamed)
+    expected = reference.gap_aware(
+        runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, 0.7, dana=name == "dana_ga", **renamed
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 

@@ -10,14 +10,12 @@ import gemjax
 N = runs.NUM_WORKERS
 
 
-@runs.rates(0.05)
-def test_agrees_with_the_paper(x64, rate):
+def test_agrees_with_the_paper(x64):
     keywords = {"b1": 0.8, "b2": 0.98, "eps": 1e-6}
-    found, _ = runs.run(gemjax.gap_aware_adam(rate, N, **keywords))
-    eta = rate if callable(rate) else lambda t: rate
-    expected = reference_tuned.gap_aware_adam(runs.THETA_0, runs.grad, runs.ORDER, eta, **keywords)
+    found, _ = runs.run(gemjax.gap_aware_adam(runs.schedule, N, **keywords))
+    expected = reference_tuned.gap_aware_adam(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, **keywords)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    adam, _ = runs.run(gemjax.asynchronous(optax.adam(rate, **keywords), N))
+    adam, _ = runs.run(gemjax.asynchronous(optax.adam(runs.schedule, **keywords), N))
     assert np.abs(found - adam).max() > 1e-2  # Some gradients are penalised.
 
 

@@ -13,18 +13,16 @@ RENAMED = {"keep_above": "c_ok", "shrink": "k_s", "max_shrink": "beta_max", "tur
 EAGER = {"keep_above": 0.6, "shrink": 3.0, "max_shrink": 0.8, "turn": 2.0, "caution": 0.5}
 
 
-def _reference(rate, weight=None, **keywords):
-    eta = rate if callable(rate) else lambda t: rate
+def _reference(weight=None, **keywords):
     renamed = {RENAMED[key]: value for key, value in keywords.items()}
     rho = 1 / np.sqrt(N) if weight is None else weight
-    return reference_outer.heloco(runs.THETA_0, runs.grad, runs.ORDER, eta, 0.7, BLOCKS, rho, **renamed)
+    return reference_outer.heloco(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, 0.7, BLOCKS, rho, **renamed)
 
 
-@runs.rates(0.1)
 @pytest.mark.parametrize("keywords", [{}, {"weight": 0.8, **EAGER}], ids=["defaults", "eager"])
-def test_agrees_with_the_paper(x64, rate, keywords):
-    found, _ = runs.run(gemjax.heloco(rate, 0.7, N, **keywords))
-    expected, _, cases = _reference(rate, **keywords)
+def test_agrees_with_the_paper(x64, keywords):
+    found, _ = runs.run(gemjax.heloco(runs.schedule, 0.7, N, **keywords))
+    expected, _, cases = _reference(**keywords)
     assert min(cases[case] for case in ("keep", "shrink", "rotate")) > 20
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
@@ -32,7 +30,7 @@ def test_agrees_with_the_paper(x64, rate, keywords):
 @pytest.mark.slow
 def test_the_views_agree_with_the_paper(x64):
     found, _ = runs.run(gemjax.heloco(runs.schedule, 0.7, N), views_instead=True)
-    _, sent, _ = _reference(runs.schedule)
+    _, sent, _ = _reference()
     np.testing.assert_allclose(found, sent, rtol=0, atol=1e-12)
 
 

@@ -69,11 +69,9 @@ def fang(theta_0, grad, order, eta, mu):
     return np.stack(history)
 
 
-@runs.rates(0.02)
-def test_the_own_horizon_is_the_momentum_compensation_of_varying_delays(x64, rate):
-    eta = rate if callable(rate) else lambda t: rate
-    found, _ = runs.run(gemjax.lwp(rate, 0.7, N, horizon=gemjax.rules.momentum_horizon(0.7)))
-    expected = fang(runs.THETA_0, runs.grad, runs.ORDER, eta, 0.7)
+def test_the_own_horizon_is_the_momentum_compensation_of_varying_delays(x64):
+    found, _ = runs.run(gemjax.lwp(runs.schedule, 0.7, N, horizon=gemjax.rules.momentum_horizon(0.7)))
+    expected = fang(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, 0.7)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
 
 

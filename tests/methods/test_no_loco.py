@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from methods.row import Row
-from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run_locally
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, run_locally, schedule
 
 import gemjax
 from gemjax.methods.no_loco import partner
@@ -35,13 +35,11 @@ def no_loco(theta_0, grad, order, eta, tau, alpha, beta, met):
     return np.stack(history)
 
 
-@rates(0.7)
-def test_it_equals_the_reference(x64, rate):
-    alpha = rate if callable(rate) else lambda t: rate
+def test_it_equals_the_reference(x64):
     pairs = [[int(partner(i, exchange, N)) for i in range(N)] for exchange in range(len(ORDER) + 1)]
-    expected = no_loco(THETA_0, grad, ORDER, 0.05, 2, alpha, BETA, lambda i, exchange: pairs[exchange][i])
+    expected = no_loco(THETA_0, grad, ORDER, 0.05, 2, schedule, BETA, lambda i, exchange: pairs[exchange][i])
     trace = gemjax.Trace(ORDER, num_workers=N)
-    found, _ = run_locally(gemjax.no_loco(rate, BETA, N), gemjax.LocalSteps(optax.sgd(0.05), 2), trace)
+    found, _ = run_locally(gemjax.no_loco(schedule, BETA, N), gemjax.LocalSteps(optax.sgd(0.05), 2), trace)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 

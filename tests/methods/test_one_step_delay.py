@@ -10,11 +10,9 @@ import gemjax
 N = runs.NUM_WORKERS
 
 
-@runs.rates(0.02)
-def test_agrees_with_the_paper(x64, rate):
-    found, _ = runs.run(gemjax.one_step_delay(rate, 0.5, N, strength=0.7))
-    eta = rate if callable(rate) else lambda t: rate
-    expected = reference_tuned.one_step_delay(runs.THETA_0, runs.grad, runs.ORDER, eta, gamma=0.5, c=0.7)
+def test_agrees_with_the_paper(x64):
+    found, _ = runs.run(gemjax.one_step_delay(runs.schedule, 0.5, N, strength=0.7))
+    expected = reference_tuned.one_step_delay(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, gamma=0.5, c=0.7)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 from methods.row import Row
-from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, run, schedule
 
 import gemjax
 
@@ -30,11 +30,9 @@ def ormo(theta_0, grad, order, eta, beta, K):
     return np.stack(history)
 
 
-@rates(0.02)
-def test_it_equals_the_reference(x64, rate):
-    eta = rate if callable(rate) else lambda t: rate
-    found, _ = run(gemjax.ordered_momentum(rate, BETA, N))
-    expected = ormo(THETA_0, grad, ORDER, eta, BETA, N)
+def test_it_equals_the_reference(x64):
+    found, _ = run(gemjax.ordered_momentum(schedule, BETA, N))
+    expected = ormo(THETA_0, grad, ORDER, schedule, BETA, N)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * max(1.0, np.abs(expected).max()))
 
 

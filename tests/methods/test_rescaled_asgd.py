@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from methods.row import Row
-from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, run, schedule
 
 import gemjax
 
@@ -36,12 +36,10 @@ def rescaled(theta_0, grad, order, eta, n, estimator, cap=4.0):
     return np.stack(history)
 
 
-@rates(0.05)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_it_equals_the_reference(x64, rate, estimator):
-    eta = rate if callable(rate) else lambda t: rate
-    found, _ = run(gemjax.rescaled_asgd(rate, N, estimator=estimator))
-    expected = rescaled(THETA_0, grad, ORDER, eta, N, estimator)
+def test_it_equals_the_reference(x64, estimator):
+    found, _ = run(gemjax.rescaled_asgd(schedule, N, estimator=estimator))
+    expected = rescaled(THETA_0, grad, ORDER, schedule, N, estimator)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 from methods import reference_local as reference
 from methods.row import Row
-from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, run, schedule
 
 import gemjax
 from gemjax.protocol.hooks import Refusals
@@ -17,26 +17,20 @@ from gemjax.protocol.slots import SharedRows, is_rows
 from gemjax.testing import quadratic
 
 
-def as_schedule(rate):
-    return rate if callable(rate) else lambda t: rate
-
-
-@rates(0.05)
 @pytest.mark.parametrize("threshold", [1, 3, 12])
-def test_ringmaster_equals_the_reference(x64, rate, threshold):
-    expected, applied = reference.ringmaster(THETA_0, grad, ORDER, as_schedule(rate), threshold)
+def test_ringmaster_equals_the_reference(x64, threshold):
+    expected, applied = reference.ringmaster(THETA_0, grad, ORDER, schedule, threshold)
     assert applied < len(ORDER)
-    found, _ = run(gemjax.ringmaster(rate, NUM_WORKERS, threshold=threshold))
+    found, _ = run(gemjax.ringmaster(schedule, NUM_WORKERS, threshold=threshold))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@rates(0.05)
 @pytest.mark.parametrize(("batch_size", "momentum"), [(1, 0.0), (4, 0.0), (4, 0.6)])
-def test_rennala_equals_the_reference(x64, rate, batch_size, momentum):
-    expected, counted = reference.rennala(THETA_0, grad, ORDER, as_schedule(rate), batch_size, momentum)
+def test_rennala_equals_the_reference(x64, batch_size, momentum):
+    expected, counted = reference.rennala(THETA_0, grad, ORDER, schedule, batch_size, momentum)
     assert counted < len(ORDER)
     inner = optax.trace(momentum, nesterov=True) if momentum else None
-    found, _ = run(gemjax.rennala(rate, NUM_WORKERS, batch_size=batch_size, inner=inner))
+    found, _ = run(gemjax.rennala(schedule, NUM_WORKERS, batch_size=batch_size, inner=inner))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 from methods import reference_buffers as reference
 from methods.row import Row
-from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, run, schedule
 
 import gemjax
 from gemjax.testing import quadratic
@@ -17,14 +17,9 @@ ROWS = (Row("incremental-aced", gemjax.incremental, 0.01, {"max_age": 4}, gather
 TABLES = {"incremental": gemjax.incremental, "malenia": gemjax.malenia, "ringleader": gemjax.ringleader}
 
 
-def as_schedule(rate):
-    return rate if callable(rate) else lambda t: rate
-
-
-@rates(0.05)
-def test_incremental_equals_the_reference(x64, rate):
-    found, _ = run(gemjax.incremental(rate, N))
-    np.testing.assert_allclose(found, reference.ia2sgd(THETA_0, grad, ORDER, as_schedule(rate), N), rtol=0, atol=1e-12)
+def test_incremental_equals_the_reference(x64):
+    found, _ = run(gemjax.incremental(schedule, N))
+    np.testing.assert_allclose(found, reference.ia2sgd(THETA_0, grad, ORDER, schedule, N), rtol=0, atol=1e-12)
 
 
 def aced(theta_0, grad, order, eta, n, A):
@@ -40,11 +35,10 @@ def aced(theta_0, grad, order, eta, n, A):
     return np.stack(history)
 
 
-@rates(0.05)
 @pytest.mark.parametrize("max_age", [1, 4, 11])
-def test_incremental_with_an_age_equals_the_reference(x64, rate, max_age):
-    found, _ = run(gemjax.incremental(rate, N, max_age=max_age))
-    np.testing.assert_allclose(found, aced(THETA_0, grad, ORDER, as_schedule(rate), N, max_age), rtol=0, atol=1e-12)
+def test_incremental_with_an_age_equals_the_reference(x64, max_age):
+    found, _ = run(gemjax.incremental(schedule, N, max_age=max_age))
+    np.testing.assert_allclose(found, aced(THETA_0, grad, ORDER, schedule, N, max_age), rtol=0, atol=1e-12)
 
 
 def test_an_age_that_nothing_reaches_is_none(x64):
@@ -53,21 +47,19 @@ def test_an_age_that_nothing_reaches_is_none(x64):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
-@rates(0.1)
 @pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 7])
-def test_malenia_equals_the_reference(x64, rate, batch_size):
-    expected, counted = reference.malenia(THETA_0, grad, ORDER, as_schedule(rate), N, batch_size or N)
+def test_malenia_equals_the_reference(x64, batch_size):
+    expected, counted = reference.malenia(THETA_0, grad, ORDER, schedule, N, batch_size or N)
     assert counted < len(ORDER)
-    found, _ = run(gemjax.malenia(rate, N, batch_size=batch_size))
+    found, _ = run(gemjax.malenia(schedule, N, batch_size=batch_size))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@rates(0.05)
-def test_ringleader_equals_the_reference(x64, rate):
-    expected, delays = reference.ringleader(THETA_0, grad, ORDER, as_schedule(rate), N)
+def test_ringleader_equals_the_reference(x64):
+    expected, delays = reference.ringleader(THETA_0, grad, ORDER, schedule, N)
     assert len(delays) > 4 * N
     assert N <= max(delays) <= 2 * N - 2
-    found, _ = run(gemjax.ringleader(rate, N))
+    found, _ = run(gemjax.ringleader(schedule, N))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 

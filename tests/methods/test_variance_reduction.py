@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from methods.row import Row
-from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, run, schedule
 
 import gemjax
 from gemjax.methods.rates import scale_by_learning_rate
@@ -62,11 +62,9 @@ def saga_loop(theta_0, grad, order, eta, n):
     return np.stack(history)
 
 
-@rates(0.02)
-def test_saga_equals_the_reference(x64, rate):
-    found, _ = run(saga(rate, N))
-    eta = rate if callable(rate) else lambda t: rate
-    np.testing.assert_allclose(found, saga_loop(THETA_0, grad, ORDER, eta, N), rtol=0, atol=1e-11)
+def test_saga_equals_the_reference(x64):
+    found, _ = run(saga(schedule, N))
+    np.testing.assert_allclose(found, saga_loop(THETA_0, grad, ORDER, schedule, N), rtol=0, atol=1e-11)
 
 
 def test_saga_with_one_worker_is_sgd(x64):
