@@ -86,22 +86,17 @@ def _train(argv: list[str]) -> int:
     if config.engine == "cluster" and importlib.util.find_spec("ray") is None:
         raise UsageError("--engine cluster needs Ray: pip install 'gemjax[cluster]'")
     console = RunConsole()
-    if not config.dry_run:
-        console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
+    console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
     import gemjax  # After the flags have been checked: this imports JAX.
     from gemjax.engines.running.checkpoints import CheckpointWriteError
     from train.run.folder import RunFolder
     from train.run.train import result_of, train
-    from train.task.memory import dry_run
 
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
-    if config.dry_run:
-        dry_run(config, console)
-        return 0
     # Orbax logs a traceback for each failed write; the run reports it in one line.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     interrupt = interrupts.StopRequest()
-    is_named = bool(resume or config.out)
+    is_named = bool(resume or config.out or config.dry_run)
     try:
         if not is_named:
             folder = folder.reserved()

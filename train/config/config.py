@@ -198,7 +198,8 @@ class Config(Common):
         return {name: getattr(self, name) for name in names}
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the configuration as JSON."""
+        """Write the configuration as JSON, into a new folder if there is none."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     @classmethod

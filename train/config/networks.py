@@ -89,12 +89,12 @@ def fitting(shape: tuple[int, ...]) -> list[str]:
     return [name for name, network in NETWORKS.items() if 0 < network.side <= min(shape[:2])]
 
 
-def check_network(config: Any, shape: tuple[int, ...] | None, changed: Collection[str] = ()) -> None:
-    """Check that the network of a configuration fits the data and has the flags that are given.
+def check_network(config: Any, shape: tuple[int, ...] | None, changed: Collection[str] = ()) -> str:
+    """Return the network of a configuration, after a check that it fits the data and has the flags that are given.
 
     Args:
       config: the configuration.
-      shape: shape of a row; None if it is not known yet, when the network `auto` cannot be checked.
+      shape: shape of a row; None if it is not known yet, when the network `auto` stays so.
       changed: of `dropout` and `width`, those that do not have their defaults.
 
     Raises:
@@ -102,7 +102,7 @@ def check_network(config: Any, shape: tuple[int, ...] | None, changed: Collectio
     """
     model, depth = config.model, config.depth
     if model == "auto" and shape is None:
-        return
+        return model
     name = own(shape) if model == "auto" and shape else model
     network = NETWORKS[name]
     if shape is not None and name not in fitting(shape):
@@ -124,3 +124,4 @@ def check_network(config: Any, shape: tuple[int, ...] | None, changed: Collectio
     if depth is not None and (depth < step + besides or (depth - besides) % step):
         formula = f"{step} n + {besides} with n of at least 1" if besides else "at least 1"
         raise DataError(f"--depth of {name} must be {formula}; got {depth}")
+    return name

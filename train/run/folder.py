@@ -101,11 +101,6 @@ class RunFolder:
             finally:
                 self._alone = False
 
-    def begin(self, config: Config) -> None:
-        """Save the configuration; from then on the run can be resumed."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        config.save(self.config)
-
     @classmethod
     def find(cls, name: str) -> "RunFolder":
         """Find the folder of an earlier run; `latest` is the newest one under `runs/`.
@@ -177,10 +172,13 @@ class RunFolder:
         """Return the commits of the event log up to the newest checkpoint; `None` if there is no checkpoint.
 
         Raises:
-          RecordError: if a line of the event log or of the metrics cannot be read; the message names it.
+          RecordError: if a line of the event log or of the metrics cannot be read; the message names it. Or if there are
+            records without a checkpoint, which a new start would replace.
           CheckpointError: if the checkpoint cannot be read.
+          PermissionError: if a file cannot be written.
         """
         found = self.checkpoints(read_only=True).metadata
+        self._check_writable(config, anew=found is None)
         if found is None:
             return None
         try:
@@ -190,17 +188,8 @@ class RunFolder:
             raise RecordError(str(error)) from error
         return logged
 
-    def check_writable(self, config: Config, *, anew: bool) -> None:
-        """Check that the run can be saved here.
-
-        Args:
-          config: its configuration.
-          anew: True if it has no checkpoint, and so would begin again and replace its records.
-
-        Raises:
-          RecordError: if it would replace some; with the command that begins the run in another folder.
-          PermissionError: if a file cannot be written.
-        """
+    def _check_writable(self, config: Config, *, anew: bool) -> None:
+        """Check that the run can be saved here; `anew` means that it would begin again and replace its records."""
         if anew and (found := [f"{name}.jsonl" for name, size in self._sizes().items() if size]):
             raise RecordError(
                 f"{self.path} cannot be resumed: there is no checkpoint in {self.saved}, but there are records in "

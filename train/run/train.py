@@ -13,6 +13,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax.engines.devices.hardware.placement import MOST_CPU_DEVICES
+from gemjax.engines.memory import readable
 from gemjax.engines.result import check_end, leave_result
 from gemjax.telemetry import eventlog
 from train.common import interrupts
@@ -22,14 +23,15 @@ from train.common.files import in_shell, write_whole
 from train.common.interrupts import StopRequest
 from train.common.machine import cores, in_its_precision
 from train.config.config import Config
+from train.config.parsing import in_flags
 from train.run import figures
 from train.run.callback import RunCallback, commits_between, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records.log import RunLog
 from train.task.cluster import policy, ray_cluster, traces
-from train.task.memory import announce, check_memory
-from train.task.task import Task, arguments, initial_state, make_task, parameter_shapes, state_shapes
+from train.task.memory import check_memory
+from train.task.task import Arguments, Task, arguments, initial_state, make_task, parameter_shapes, state_shapes
 
 # Longest intervals between two calls of the callback.
 CALLBACK_EVERY = 100  # Commits.
@@ -41,6 +43,8 @@ class Prepared(NamedTuple):
 
     Attributes:
       task: the learning problem.
+      passed: the arguments of the engine; see :func:`train.task.task.arguments`.
+      device: the device of a state that is saved or loaded.
       logged: the commits of its event log up to the newest checkpoint; `None` without a checkpoint.
       placement: the devices of a run on devices.
       policy: the scheduler's policy; `None` in a simulation.
@@ -49,6 +53,8 @@ class Prepared(NamedTuple):
     """
 
     task: Task
+    passed: Arguments
+    device: jax.Device
     logged: gemjax.Trace | None
     placement: gemjax.Placement | None
     policy: gemjax.Policy | None
@@ -69,13 +75,13 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
     """
     with contextlib.ExitStack() as until_summary:
         new = not folder.config.exists()
-        if not new:
+        if not (new or config.dry_run):
             until_summary.enter_context(folder.alone())
         prepared = _prepare(config, folder, console)
-        if prepared is None:
-            return folder.read_summary() | {
-                "finished": True
-            }  # The summary may be of a run that was stopped on the way to more commits.
+        if config.dry_run:
+            return {"finished": True}
+        if prepared is None:  # The summary may be of a run that was stopped on the way to more commits.
+            return folder.read_summary() | {"finished": True}
         interrupt = interrupt or StopRequest()
         with contextlib.ExitStack() as during_run:
             workers = during_run.enter_context(ray_cluster(config, console))
@@ -87,7 +93,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
                 folder.check_new()
             say(console, f"compiling (once per {'worker' if workers else 'device'}) …")
             restored, recorded = _restore(config, prepared, folder, checkpoints, console)
-            folder.begin(config)  # After the checkpoint was found to fit.
+            config.save(folder.config)  # After the checkpoint was found to fit; from here the run can be resumed.
             log = during_run.enter_context(
                 RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True))
             )
@@ -99,7 +105,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
             elif (
                 not callback.first_is_due
             ):  # Now, so that a run that is killed before the next checkpoint can be resumed.
-                callback.save_first(initial_state(config, prepared.task, _place(config)), recorded)
+                callback.save_first(initial_state(config, prepared.passed, prepared.device), recorded)
             initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
             with callback.line, callback.scalars, warnings_on(console):
@@ -116,26 +122,54 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
 
 
 def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | None:
-    """Prepare a run before its folder is created: from then on it can be resumed; `None` if it has made all commits."""
+    """Prepare a run before its folder is created: from then on it can be resumed.
+
+    Returns:
+      The parts of the run; `None` if there is nothing to run: it has made all commits, or `--dry-run` is given.
+    """
     scheduled = None
     if config.engine != "simulate":
-        scheduled = policy(config)  # Refuses numbers that do not go together.
         gemjax.cpu_devices(min(_cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
+        scheduled = policy(config)  # Refuses numbers that do not go together.
     with warnings_on(console):
         logged = folder.logged(config)
-    check_memory(config, parameter_shapes(config))
-    task = make_task(config)
-    total = task.num_commits
+    params = parameter_shapes(config)
+    kept = check_memory(config, params)
+    place = "" if config.dry_run else f"; run folder {folder.path}"
+    say(
+        console,
+        f"{config.method} with {config.workers} workers on {config.dataset}, "
+        f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters, engine {config.engine} "
+        f"({jax.default_backend()}){place}",
+    )
+    if config.dry_run:
+        parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
+        more = "data, gradients and activations" if config.engine == "simulate" else "data and activations"
+        say(console, f"it keeps {readable(sum(kept.values()))}: {parts}; {more} come on top")
+    try:
+        task = make_task(config)
+    except FileNotFoundError as error:  # Original files are missing; the kept memory does not depend on them.
+        if not config.dry_run:
+            raise
+        say(console, f"but {in_flags(str(error))}")
+        return None
+    total, size = task.num_commits, sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data))
+    say(console, f"{total:,} commits on {config.dataset}: {task.data}, {readable(size)} for training")
+    if (rows := task.batches.batch_size) < config.batch_size:
+        say(console, f"--batch-size {config.batch_size} is larger than the data: a batch has {rows} rows")
+    if config.dry_run:
+        return None
     if folder.finished(total):
         made = folder.summarised_commits()
         done = f"all {made} commits" if made == total else f"{made} commits, and {total} are asked for"
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
         return None
     placement = _placement(config) if config.engine == "devices" else None
-    folder.check_writable(config, anew=logged is None)
+    passed = arguments(config, task)
     trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)
-    announce(config, task.params, task, console, f"; run folder {folder.path}")
-    return Prepared(task, logged, placement, scheduled, trace, longer)
+    # The state of a real run is in host memory: it may be larger than the memory of one device.
+    device = jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
+    return Prepared(task, passed, device, logged, placement, scheduled, trace, longer)
 
 
 def _cpu_devices(config: Config) -> int:
@@ -184,7 +218,7 @@ def _run_engine(
     callback: RunCallback,
 ) -> gemjax.Result:
     """Run the engine of the configuration; only a simulation has its trace beforehand."""
-    task, (given, shared) = prepared.task, arguments(config, prepared.task)
+    task, (given, shared) = prepared.task, prepared.passed
     if prepared.trace is not None and prepared.longer is not None:
         # If all commits are made, only the summary is missing.
         trace = prepared.longer if len(recorded) < task.num_commits else prepared.trace
@@ -195,7 +229,11 @@ def _run_engine(
             callback_every=callback_every, stops=callback.stops,
         )  # fmt: skip
         if len(result.trace) == task.num_commits:
-            _check_applied(config, result)
+            try:  # The simulator does not look where its trace goes on, or where all commits were made in an earlier call.
+                check_end(result.state, config.workers, lambda: result.history)
+            except gemjax.RunFailedError as error:
+                leave_result(error, lambda: result)
+                raise
         return dataclasses.replace(result, stopped=len(result.trace) < task.num_commits)
     if workers is not None:
         run = functools.partial(gemjax.run_on_cluster, cluster=workers)
@@ -215,18 +253,6 @@ def _run_engine(
     )  # fmt: skip
 
 
-def _check_applied(config: Config, result: gemjax.Result) -> None:
-    """Raise `RunFailedError` if a simulation ends in rejections.
-
-    The simulator does not say so where its trace goes on after the end, or where all commits were made in an earlier call.
-    """
-    try:
-        check_end(result.state, config.workers, lambda: result.history)
-    except gemjax.RunFailedError as error:
-        leave_result(error, lambda: result)
-        raise
-
-
 def _restore(
     config: Config,
     prepared: Prepared,
@@ -241,8 +267,9 @@ def _restore(
             say(console, "there is no checkpoint yet: starting again")
         folder.provenance.note(config, 0, task.data_checksum())
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
-    like = state_shapes(config, task, _place(config))
-    state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
+    state, recorded, sizes = checkpoints.load(
+        state_shapes(config, prepared.passed, prepared.device), in_files=config.central_hosts > 0
+    )
     if (made := len(recorded)) > task.num_commits:  # In a simulation, commits that were not applied count, too.
         raise UsageError(
             f"the run in {folder.path} has made {made} commits, and {task.num_commits} are asked for; raise --epochs to "
@@ -257,14 +284,6 @@ def _restore(
     folder.rewind(sizes, made, int(state.commits))
     say(console, f"continuing from the checkpoint at {made} commits")
     return state, recorded
-
-
-def _place(config: Config) -> jax.Device:
-    """Return the device of a state that is saved or loaded.
-
-    That of a real run is in host memory: it may be larger than the memory of one device.
-    """
-    return jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
 
 
 def result_of(error: BaseException | None) -> gemjax.Result | None:

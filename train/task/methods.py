@@ -1,4 +1,4 @@
-"""Methods and local steps, made from a configuration."""
+"""Methods, local steps and learning rates, made from a configuration."""
 
 import dataclasses
 import types
@@ -10,7 +10,6 @@ import gemjax
 from train.common.errors import UsageError
 from train.config.config import Config
 from train.config.methods import METHODS
-from train.task import schedules
 from train.task.cluster import mean_period, periods
 
 
@@ -33,7 +32,7 @@ def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> o
     facts, function = METHODS[config.method], maker(config.method)
     given = {name: value for name in facts.takes if (value := getattr(config, name)) is not None}
     if not facts.local:
-        given["learning_rate"] = schedules.rate(config, steps_per_epoch)
+        given["learning_rate"] = scheduled_rate(config, steps_per_epoch)
     elif config.outer_learning_rate is not None:  # Otherwise the published one, the default of the function.
         given["learning_rate"] = config.outer_learning_rate
     try:
@@ -56,7 +55,7 @@ def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> g
         return None
     config = _at(config, point)
     momentum = config.local_momentum or None
-    rate = schedules.rate(config, steps_per_epoch / config.workers)
+    rate = scheduled_rate(config, steps_per_epoch / config.workers)
     whole = 1.0 if callable(rate) else rate
     if config.local_optimizer == "adamw":
         tx: optax.GradientTransformation = optax.adamw(whole, weight_decay=config.weight_decay)
@@ -65,6 +64,51 @@ def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> g
     if callable(rate):
         tx = optax.chain(tx, gemjax.rules.scale_by_progress(rate, mean_period(config), config.workers))
     return gemjax.LocalSteps(tx, periods(config))
+
+
+def scheduled_rate(config: Any, steps_per_epoch: float) -> optax.ScalarOrSchedule:
+    """Return the learning rate of a run: a number, or a schedule if a flag asks for warm-up, decay or a cosine.
+
+    The warm-up rises linearly from 1 / workers of the rate to the whole rate. After it, the rate is multiplied by
+    `decay_factor` at each of `decay_epochs` (Hakimi et al. 2019, arXiv:1907.11612), or follows half a cosine down to 0 at the
+    end of the run (Loshchilov & Hutter 2017, arXiv:1608.03983). An epoch is one pass of all workers together through the
+    data, so a run has workers * epochs of them.
+
+    Args:
+      config: a :class:`Config`, or a namespace with its fields; its learning rate may be traced.
+      steps_per_epoch: steps per epoch of the transformation that the schedule drives.
+
+    Returns:
+      The learning rate, or a function of the number of steps made so far.
+
+    >>> config = Config(workers=4, learning_rate=1.0, warmup_epochs=1.0, decay_epochs=(3.0,))
+    >>> schedule = scheduled_rate(config, steps_per_epoch=10)
+    >>> [round(float(schedule(step)), 4) for step in (0, 5, 10, 29, 30)]
+    [0.25, 0.625, 1.0, 1.0, 0.1]
+    >>> schedule = scheduled_rate(Config(workers=4, epochs=1.0, learning_rate=1.0, schedule="cosine"), steps_per_epoch=10)
+    >>> [round(float(schedule(step)), 4) for step in (0, 20, 40)]
+    [1.0, 0.5, 0.0]
+    """
+    if not config.warmup_epochs and not config.decay_epochs and config.schedule == "constant":
+        return config.learning_rate
+    rises = max(1, _steps(config.warmup_epochs * steps_per_epoch)) if config.warmup_epochs else 0
+    begin = 1 / config.workers if rises else 1.0
+    if config.schedule == "cosine":
+        total = _steps(config.workers * config.epochs * steps_per_epoch)
+        # A run that ends within its warm-up has no decay.
+        shape = optax.warmup_cosine_decay_schedule(begin, 1.0, rises, total if total > rises else max(1, 2 * rises))
+        return lambda count: config.learning_rate * shape(count)
+    warm = optax.linear_schedule(begin, 1.0, max(1, rises))
+    at = [_steps(epoch * steps_per_epoch) for epoch in config.decay_epochs]
+    # Several drops within one step are all made.
+    drops = {step: config.decay_factor ** at.count(step) for step in at}
+    decay = optax.piecewise_constant_schedule(1.0, drops)
+    return lambda count: config.learning_rate * warm(count) * decay(count)
+
+
+def _steps(number: float) -> Any:
+    """Return the nearest whole number of steps; it is a float where JAX's int32 ends, which no run reaches."""
+    return round(number) if number < 2**31 - 1 else min(number, 1e30)
 
 
 def maker(method: str) -> Any:

@@ -22,6 +22,7 @@ from train.task.evaluate import make_evaluate
 from train.task.methods import local_steps, make_method
 
 PyTree = Any
+Arguments = tuple[tuple[Any, Any, Any, Any], dict[str, Any]]
 # Fields that decide a task, besides the seed and the number of its commits.
 DECIDING = (
     "dataset",
@@ -61,40 +62,58 @@ class Task:
         return dataclasses.replace(self, params=self.params_of(seed), batches=self.batches_of(seed))
 
 
-def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
-    """Return the Flax module that `config` trains on rows of `shape` with `classes` classes, or different tokens.
+def network(config: Config, shape: tuple[int, ...], classes: int) -> tuple[Any, Callable[[int], tuple[PyTree, PyTree]]]:
+    """Return the Flax module that `config` trains on rows of `shape`, and a function that initialises it from a seed.
+
+    The function returns parameters and model state; with `--x64` those of single precision, as float64.
+
+    Args:
+      config: the run.
+      shape: shape of a row.
+      classes: number of classes, or of different tokens.
 
     Raises:
-      DataError: if it does not fit them (a ValueError).
+      DataError: if the network does not fit the rows, or the device has no float64 (a ValueError).
     """
-    networks.check_network(config, shape, changed(config) & {"dropout", "width"})
-    return models.build(config.model, shape, classes, width=config.width, depth=config.depth, dropout=config.dropout)
+    name = networks.check_network(config, shape, changed(config) & {"dropout", "width"})
+    if config.x64 and jax.default_backend() == "tpu":
+        raise DataError("--x64 does not work on TPUs, which have no float64; set JAX_PLATFORMS=cpu to use the CPU")
+    model = models.build(name, classes, width=config.width, depth=config.depth, dropout=config.dropout)
+
+    def cast(leaf: Any) -> Any:
+        return leaf.astype(jnp.float64) if config.x64 and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    def init(seed: int) -> tuple[PyTree, PyTree]:
+        begin = models.init(model, jax.random.key(seed), shape, jnp.int32 if len(shape) == 1 else jnp.float32)
+        return jax.tree.map(cast, begin)
+
+    return model, init
 
 
 def parameter_shapes(config: Config) -> PyTree:
     """Return the shapes of the parameters that `config` trains, without data or compilation."""
     shape, classes = data.spec(config.dataset, **_files(config))
-    shape = networks.pooled(shape, config.pool)
-    model = network(config, shape, classes)
-    return jax.eval_shape(lambda: _init(config, model, shape, config.seed))[0]
+    _, init = network(config, shape, classes)
+    return jax.eval_shape(lambda: init(config.seed))[0]
 
 
 def make_task(config: Config) -> Task:
     """Return the task of a configuration, with its data in memory."""
-    dataset = data.load(config.dataset, **_files(config)).pooled(config.pool)
+    dataset = data.load(config.dataset, **_files(config))
     test_rows, shape = len(jax.tree.leaves(dataset.test)[0]), dataset.shape
-    model = network(config, shape, dataset.num_classes)
-    rows = losses.token_rows(model) if len(shape) == 1 else _image_rows(config, model, dataset)
-    evaluate = make_evaluate(rows)
-
-    @functools.cache  # Flax compiles the initialisation at each call.
-    def begin(seed: int) -> tuple[PyTree, PyTree]:
-        return _init(config, model, shape, seed)
+    model, init = network(config, shape, dataset.num_classes)
+    begin = functools.cache(init)  # Flax compiles the initialisation at each call.
+    if len(shape) == 1:
+        rows = losses.token_rows(model)
+    else:  # The middle 28x28 pixels after a shift by up to 2 are a random crop of 28x28.
+        shift = functools.partial(augment, pad=2 if config.model == "cnn7" else 4) if config.augment else None
+        rows = losses.image_rows(model, dataset.mean, dataset.std, dataset.scale, shift)
+    loss_fn, evaluate = losses.make_loss(rows), make_evaluate(rows)
 
     def batches_of(seed: int) -> gemjax.Epochs:
         batch_size = min(config.batch_size, len(jax.tree.leaves(dataset.train)[0]))
         if config.engine == "cluster":
-            return on_each_host.epochs(dataset, batch_size, seed, pool=config.pool, **_files(config))
+            return on_each_host.epochs(dataset, batch_size, seed, **_files(config))
         return gemjax.Epochs(dataset.train, batch_size, seed)
 
     test_on = functools.cache(lambda device: jax.device_put(dataset.test, device))
@@ -121,7 +140,7 @@ def make_task(config: Config) -> Task:
     return Task(
         params=params,
         model_state=model_state,
-        loss_fn=losses.make_loss(rows),
+        loss_fn=loss_fn,
         batches=batches,
         evaluate=evaluate_now,
         train_loss=train_loss,
@@ -133,7 +152,7 @@ def make_task(config: Config) -> Task:
     )
 
 
-def arguments(config: Config, task: Task) -> tuple[tuple[Any, Any, Any, Any], dict[str, Any]]:
+def arguments(config: Config, task: Task) -> Arguments:
     """Return the arguments that every engine takes of a run: positional ones, up to the batches, and keywords.
 
     Engines find compiled programs by the identity of these objects: keep them for further calls.
@@ -143,9 +162,9 @@ def arguments(config: Config, task: Task) -> tuple[tuple[Any, Any, Any, Any], di
     return given, {"model_state": task.model_state, "local": local_steps(config, steps), "seed": config.seed}
 
 
-def initial_state(config: Config, task: Task, device: jax.Device) -> gemjax.RunState:
-    """Return the state of a run before its first commit, on a device."""
-    (tx, *_), shared = arguments(config, task)
+def initial_state(config: Config, passed: Arguments, device: jax.Device) -> gemjax.RunState:
+    """Return the state of a run before its first commit, on a device; `passed` is from :func:`arguments`."""
+    (tx, _, params, _), shared = passed
 
     def begin(params: PyTree, model_state: PyTree) -> gemjax.RunState:
         return gemjax.initial_state(
@@ -153,36 +172,16 @@ def initial_state(config: Config, task: Task, device: jax.Device) -> gemjax.RunS
         )
 
     with jax.default_device(device):
-        return jax.jit(begin)(task.params, task.model_state)  # Eagerly each operation would be compiled by itself.
+        return jax.jit(begin)(params, shared["model_state"])  # Eagerly each operation would be compiled by itself.
 
 
-def state_shapes(config: Config, task: Task, device: jax.Device) -> gemjax.RunState:
+def state_shapes(config: Config, passed: Arguments, device: jax.Device) -> gemjax.RunState:
     """Return the shapes of the state of a run, on a device, to load a checkpoint into."""
-    like = jax.eval_shape(lambda: initial_state(config, task, device))
+    like = jax.eval_shape(lambda: initial_state(config, passed, device))
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like)
 
 
 def _files(config: Config) -> dict[str, Any]:
     """Return the keywords with which the data of a configuration are loaded."""
-    return {name: getattr(config, name) for name in ("data_dir", "manual_dir", "test_share", "image_size")}
-
-
-def _init(config: Config, model: Any, shape: tuple[int, ...], seed: int) -> tuple[PyTree, PyTree]:
-    """Return parameters and model state; with `--x64` those of single precision, as float64."""
-    begin = models.init(model, jax.random.key(seed), shape, jnp.int32 if len(shape) == 1 else jnp.float32)
-    if not config.x64:
-        return begin
-    if jax.default_backend() == "tpu":
-        raise DataError("--x64 does not work on TPUs, which have no float64; set JAX_PLATFORMS=cpu to use the CPU")
-    return jax.tree.map(
-        lambda leaf: leaf.astype(jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, begin
-    )
-
-
-def _image_rows(config: Config, model: Any, dataset: data.Dataset) -> losses.Rows:
-    shift = None
-    if config.augment:
-        # The middle 28x28 pixels after a shift by up to 2 are a random crop of 28x28.
-        shift = functools.partial(augment, pad=2 if config.model == "cnn7" else 4)
-    return losses.image_rows(model, dataset.mean, dataset.std, dataset.scale, shift)
+    return {name: getattr(config, name) for name in ("data_dir", "manual_dir", "test_share", "image_size", "pool")}

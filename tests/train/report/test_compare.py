@@ -14,7 +14,7 @@ from train.run.folder import RunFolder
 def make_run(path, accuracies, **options):
     """Make the records of a run with an evaluation every 10 commits and 2 seconds."""
     folder = RunFolder(path)
-    folder.begin(Config(workers=4, **options))
+    Config(workers=4, **options).save(folder.config)
     with gemjax.EventLog(folder.events) as log:
         for event in free(rounds=12):
             log.write(**event)

@@ -20,7 +20,7 @@ HOSTILE = "<script>alert(1)</script><img src=http://evil.example/x onerror='x()'
 
 def make_run(path, events, config=None, metrics=3):
     folder = RunFolder(path)
-    folder.begin(config or Config(workers=4))
+    (config or Config(workers=4)).save(folder.config)
     with gemjax.EventLog(folder.events) as log:
         for event in events:
             log.write(**event)

@@ -91,7 +91,7 @@ def test_the_command_line_reports_the_error_in_one_line(tmp_path, monkeypatch, c
     def refuse(*_):
         raise error("lines are missing")
 
-    RunFolder(tmp_path / "run").begin(Config(workers=2))
+    Config(workers=2).save(RunFolder(tmp_path / "run").config)
     monkeypatch.setattr(training, "train", refuse)
     assert cli.main(["--resume", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == "train: lines are missing\n"

@@ -163,7 +163,7 @@ def test_a_batch_size_beyond_the_data_is_reduced_and_reported(tiny, small):
 
 
 def test_a_second_run_does_not_overwrite_the_first(small):
-    RunFolder.fresh(small).begin(small)
+    small.save(RunFolder.fresh(small).config)
     with pytest.raises(FileExistsError, match="--resume"):
         RunFolder.fresh(small)
 

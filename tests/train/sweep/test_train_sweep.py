@@ -26,7 +26,7 @@ from train.sweep import sweep
 from train.sweep import table as sweep_table
 from train.sweep.folder import SweepFolder
 from train.sweep.grid import Cell, Grid
-from train.task import schedules
+from train.task import methods
 from train.task.cluster import cluster
 from train.task.methods import local_steps, make_method
 from train.task.task import make_task
@@ -210,7 +210,7 @@ def test_a_cosine_of_a_sweep_ends_with_each_run(small, monkeypatch):
         raise MadeError(round(config.workers * config.epochs * steps_per_epoch))
 
     monkeypatch.setattr(gemjax, "sweep", made)
-    monkeypatch.setattr(schedules, "rate", rate)
+    monkeypatch.setattr(methods, "scheduled_rate", rate)
     grid = dataclasses.replace(small, methods=("asgd",), workers=(3,), gradients=50, schedule="cosine")
     task = sweep.make_task(grid.config(grid.cells[0]))
     monkeypatch.setattr(batch, "memory_of_run", lambda *_: {})

@@ -13,8 +13,7 @@ from gemjax import arrivals
 from train.config.config import Config
 from train.config.methods import METHODS
 from train.task import cluster as pace
-from train.task import schedules
-from train.task.methods import local_steps, make_method, maker
+from train.task.methods import local_steps, make_method, maker, scheduled_rate
 
 WORKERS, COMMITS = 2, 12
 
@@ -71,7 +70,7 @@ def test_a_cosine_falls_to_zero_at_the_end_of_the_run():
 
 def test_a_cosine_begins_where_the_warm_up_ends():
     config = configured("asgd", schedule="cosine", epochs=1.0, warmup_epochs=1.0)
-    rates = [float(schedules.rate(config, 6.0)(step)) for step in range(13)]
+    rates = [float(scheduled_rate(config, 6.0)(step)) for step in range(13)]
     np.testing.assert_allclose(rates[:7], 0.01 * (0.5 + np.arange(7) / 12), rtol=1e-5)
     np.testing.assert_allclose(rates[6:], 0.01 * (1 + np.cos(np.pi * np.arange(7) / 6)) / 2, atol=1e-8)
 
@@ -96,7 +95,7 @@ def rates(config, at, steps_per_epoch=6.0):
     ids=lambda value: "" if isinstance(value, list) else str(value),
 )
 def test_a_schedule_may_be_longer_than_any_run(fields, expected):
-    schedule = schedules.rate(Config(workers=4, learning_rate=1.0, **fields), steps_per_epoch=5)
+    schedule = scheduled_rate(Config(workers=4, learning_rate=1.0, **fields), steps_per_epoch=5)
     found = [float(schedule(jnp.int32(step))) for step in (0, 1000, 2**31 - 1)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -172,7 +171,7 @@ def test_without_flags_the_method_is_not_wrapped():
             tx.init(jnp.ones(2)) for tx in (maker(method)(0.01, num_workers=WORKERS), make_method(config, 5.0))
         )
         assert jax.tree.structure(plain) == jax.tree.structure(made)
-    assert schedules.rate(config, 5.0) == 0.01
+    assert scheduled_rate(config, 5.0) == 0.01
 
 
 def test_local_steps_decay_with_the_epochs_of_all_workers():
@@ -182,7 +181,7 @@ def test_local_steps_decay_with_the_epochs_of_all_workers():
 
 def test_decays_within_one_step_are_all_made():
     config = configured("asgd", decay_epochs=(1.0, 1.01), decay_factor=0.5)
-    schedule = schedules.rate(config, steps_per_epoch=4)
+    schedule = scheduled_rate(config, steps_per_epoch=4)
     np.testing.assert_allclose([schedule(3), schedule(4)], [0.01, 0.0025], rtol=1e-5)
 
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from train import cli
 from train.config.config import Config
-from train.task import memory, models, task
+from train.task import memory, models
 
 LARGE = ["--model", "resnet20", "--width", "1000"]
 REFUSED = (
@@ -36,8 +36,8 @@ def test_a_network_that_does_not_fit_is_refused_before_its_parameters_are_made(c
         assert isinstance(jax.numpy.zeros(()), jax.core.Tracer), "parameters are made"  # Not within jax.eval_shape.
         return init(*args)
 
-    init = task._init
-    monkeypatch.setattr(task, "_init", shapes_only)
+    init = models.init
+    monkeypatch.setattr(models, "init", shapes_only)
     monkeypatch.setattr(models, "CifarResNet", Large)
     monkeypatch.chdir(tmp_path)
     assert cli.main([*command, *LARGE]) == 2

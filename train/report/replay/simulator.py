@@ -37,11 +37,11 @@ class Replayer:
 
     def initial(self) -> gemjax.RunState:
         """Return the state before the first commit."""
-        return initial_state(self.config, self.task, jax.devices()[0])
+        return initial_state(self.config, self._arguments(0), jax.devices()[0])
 
     def shapes(self) -> gemjax.RunState:
         """Return the shapes of a state on the device of the simulator."""
-        return state_shapes(self.config, self.task, jax.devices()[0])
+        return state_shapes(self.config, self._arguments(0), jax.devices()[0])
 
     def run(self, state: gemjax.RunState, begin: int, end: int) -> gemjax.RunState:
         """Return the state after `end` commits, from that after `begin` commits."""

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from train.config.datasets import DATASETS, is_own
+from train.config.networks import pooled
 from train.task.data import own
-from train.task.data.dataset import Dataset, checksum, mean_and_std, rows_of
+from train.task.data.dataset import Dataset, checksum, rows_of
 
 __all__ = ["Dataset", "Spec", "builder", "check_name", "checksum", "lacking", "load", "rows_of", "spec"]
 
@@ -34,6 +35,7 @@ def load(
     manual_dir: str | None = None,
     test_share: float = own.TEST_SHARE,
     image_size: int | None = None,
+    pool: int = 1,
 ) -> Dataset:
     """Return a data set.
 
@@ -44,23 +46,24 @@ def load(
       manual_dir: folder with the original files, which all of `DATASETS` but "digits" need the first time.
       test_share: share of one's own rows that are for testing, if the files have no test part.
       image_size: side to which images in a folder of one's own are brought; see :func:`train.task.data.own.load`.
+      pool: pixels a side of the squares that are averaged.
 
     Raises:
-      DataError: if the name is unknown or a file is a wrong one (a ValueError).
+      DataError: if the name is unknown, a file is a wrong one, or images have no such squares (a ValueError).
       FileNotFoundError: if original files are needed and missing. Nothing has been written then.
     """
     if is_own(name):
-        return own.load(name, test_share, image_size)
+        return own.load(name, test_share, image_size).pooled(pool)
     from train.task.data import other_sets, prepared
 
-    root = _root(data_dir)
-    if facts := DATASETS.get(name):
-        splits = prepared.read(builder(name), root, manual_dir)
-        if len(facts.shape) == 1:
-            splits = {split: {"tokens": rows_of(one["text"], facts.shape[0])} for split, one in splits.items()}
-        return Dataset(name, splits["train"], splits["test"], facts.classes, facts.mean, facts.std, facts.scale)
-    train, test, num_classes = other_sets.load(name, root)
-    return Dataset(name, train, test, num_classes, *mean_and_std(train["image"]))
+    root, facts = _root(data_dir), DATASETS.get(name)
+    if facts is None:
+        return other_sets.load(name, root).pooled(pool)
+    splits = prepared.read(builder(name), root, manual_dir)
+    if len(facts.shape) == 1:
+        splits = {split: {"tokens": rows_of(one["text"], facts.shape[0])} for split, one in splits.items()}
+    found = Dataset(name, splits["train"], splits["test"], facts.classes, facts.mean, facts.std, facts.scale)
+    return found.pooled(pool)
 
 
 def lacking(names: Iterable[str], *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
@@ -71,20 +74,22 @@ def lacking(names: Iterable[str], *, data_dir: str | None = None, manual_dir: st
     return " ".join(filter(None, found))
 
 
-def spec(name: str, *, data_dir: str | None = None, **own_files: Any) -> Spec:
+def spec(name: str, *, data_dir: str | None = None, pool: int = 1, **own_files: Any) -> Spec:
     """Return shape and number of classes of a data set, which need not be prepared; the arguments are those of :func:`load`.
 
     Raises:
-      DataError: if the name is unknown.
+      DataError: if the name is unknown, or images have no such squares as `pool` asks for (a ValueError).
     """
-    if facts := DATASETS.get(name):
-        return Spec(facts.shape, facts.classes)
     if is_own(name):
         found = load(name, **own_files)
-        return Spec(found.shape, found.num_classes)
-    from train.task.data import other_sets
+        shape, classes = found.shape, found.num_classes
+    elif facts := DATASETS.get(name):
+        shape, classes = facts.shape, facts.classes
+    else:
+        from train.task.data import other_sets
 
-    return Spec(*other_sets.spec(name, _root(data_dir)))
+        shape, classes = other_sets.spec(name, _root(data_dir))
+    return Spec(pooled(shape, pool), classes)
 
 
 def check_name(name: str, data_dir: str | None = None) -> None:

@@ -20,7 +20,6 @@ def epochs(
     seed: int,
     data_dir: str | None = None,
     manual_dir: str | None = None,
-    pool: int = 1,
     **files: Any,
 ) -> gemjax.Epochs:
     """Return all training rows in epochs, for workers in other processes and on other hosts.
@@ -31,13 +30,12 @@ def epochs(
       seed: decides the orders.
       data_dir: folder of the prepared data, as for `load`; the same one on every host.
       manual_dir: folder of the original files, as for `load`, from which a host without prepared data prepares them.
-      pool: pixels a side that were averaged in `dataset`, and that each host averages.
-      files: how files of one's own are read, as for `load`.
+      files: how the data were loaded besides, as for `load`.
     """
     if sum(leaf.nbytes for leaf in jax.tree.leaves(dataset.train)) <= LARGEST_SENT:
         return gemjax.Epochs(dataset.train, batch_size, seed)
     made = _Read(dataset.train, batch_size, seed)
-    made.name, made.pool = dataset.name, pool
+    made.name = dataset.name
     made.files = {"data_dir": _absolute(data_dir), "manual_dir": _absolute(manual_dir)} | files
     return made
 
@@ -47,10 +45,9 @@ class _Read(gemjax.Epochs):
 
     name: str
     files: dict[str, Any]
-    pool: int
 
     def __reduce__(self):
-        return _read, (self.name, _kinds(self.data), self.batch_size, self.seed, self.files, self.pool)
+        return _read, (self.name, _kinds(self.data), self.batch_size, self.seed, self.files)
 
 
 def _kinds(rows: Any) -> dict[str, str]:
@@ -58,9 +55,7 @@ def _kinds(rows: Any) -> dict[str, str]:
     return {name: f"{column.dtype}{list(column.shape)}" for name, column in rows.items()}
 
 
-def _read(
-    name: str, kinds: dict[str, str], batch_size: int, seed: int, files: dict[str, Any], pool: int
-) -> gemjax.Epochs:
+def _read(name: str, kinds: dict[str, str], batch_size: int, seed: int, files: dict[str, Any]) -> gemjax.Epochs:
     """Return the epochs of the data that this host has.
 
     Raises:
@@ -71,7 +66,7 @@ def _read(
         "cluster, or share that folder"
     )
     try:
-        rows = data.load(name, **files).pooled(pool).train
+        rows = data.load(name, **files).train
     except (OSError, ValueError) as error:
         raise DataError(f"{socket.gethostname()} cannot read {name}: {str(error).rstrip('.')}; {remedy}") from error
     if (found := _kinds(rows)) != kinds:

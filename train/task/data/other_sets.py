@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 from train.common.errors import DataError, either
 from train.config.datasets import DATASETS
 from train.task.data import prepared
+from train.task.data.dataset import Dataset, mean_and_std
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_][A-Za-z0-9_.=-]*)?")
 TESTS = ("test", "validation")
@@ -41,8 +42,8 @@ def find(name: str, root: Path) -> tfds.core.DatasetBuilder:
         raise DataError(f"TFDS cannot make {name}: {str(error).partition(chr(10))[0]}") from error
 
 
-def load(name: str, root: Path) -> tuple[prepared.Columns, prepared.Columns, int]:
-    """Return the training images, the test images and the number of classes of a set.
+def load(name: str, root: Path) -> Dataset:
+    """Return the images of a set.
 
     Raises:
       DataError: if it is no set of labelled images of one size.
@@ -60,7 +61,8 @@ def load(name: str, root: Path) -> tuple[prepared.Columns, prepared.Columns, int
         prepared.prepare(builder)
     test = next(split for split in TESTS if split in builder.info.splits)
     train, tests = (prepared.read_decoded(builder, split) for split in ("train", test))
-    return train, tests, num_classes or 1 + int(max(train["label"].max(), tests["label"].max()))
+    num_classes = num_classes or 1 + int(max(train["label"].max(), tests["label"].max()))
+    return Dataset(name, train, tests, num_classes, *mean_and_std(train["image"]))
 
 
 def shape_and_classes(builder: tfds.core.DatasetBuilder) -> tuple[tuple[int, int, int], int]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from train.common.errors import UsageError
-from train.config.networks import NETWORKS, own
+from train.config.networks import NETWORKS
 from train.task.models.cnn7 import CNN7
 from train.task.models.gem_cnn import GemCNN
 from train.task.models.resnet import CifarResNet, ResNet50
@@ -74,18 +74,17 @@ def init_params(model: nn.Module, key: jax.Array, shape: tuple[int, ...]) -> PyT
 
 def build(
     model: str,
-    shape: tuple[int, ...],
     classes: int,
     *,
     width: float = 1.0,
     depth: int | None = None,
     dropout: float = 0.5,
 ) -> Any:
-    """Return the Flax module of the network `model` for rows of `shape`; options that it does not have are ignored.
+    """Return the Flax module of a network; options that it does not have are ignored.
 
     `classes` is the number of classes of images, or of different tokens.
     """
-    network = NETWORKS[own(shape) if model == "auto" else model]
+    network = NETWORKS[model]
     given = {"width": width, "depth": depth, "dropout": dropout}
     options = {name: value for name, value in given.items() if name in network.flags and value is not None}
     options["num_classes" if network.side else "vocabulary"] = classes

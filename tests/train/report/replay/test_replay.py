@@ -20,7 +20,7 @@ from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
 from train.task.data import load
-from train.task.task import make_task, state_shapes
+from train.task.task import arguments, make_task, state_shapes
 
 SAME = "same to rounding"
 
@@ -66,7 +66,7 @@ def altered(folder, number, alter):
 def _like(folder):
     config = Config.load(folder.config)
     with precision(config.x64):
-        return state_shapes(config, make_task(config), jax.devices()[0])
+        return state_shapes(config, arguments(config, make_task(config)), jax.devices()[0])
 
 
 def test_a_simulation_replays_bit_for_bit(made, capsys):

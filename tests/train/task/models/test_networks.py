@@ -187,7 +187,7 @@ def test_networks_that_fit_can_be_made(shape):
     assert networks.own(shape) in fitting(shape)
     for name in fitting(shape):
         dtype = jnp.int32 if len(shape) == 1 else jnp.float32
-        assert count(build(name, shape, 10), shape, dtype)[0] > 1000
+        assert count(build(name, 10), shape, dtype)[0] > 1000
 
 
 @pytest.mark.slow
@@ -195,17 +195,17 @@ def test_networks_that_fit_can_be_made(shape):
 def test_no_network_takes_images_below_its_least_size(name):
     side = NETWORKS[name].side
     logits = lambda side: jax.eval_shape(
-        lambda key: build(name, (side, side, 3), 10).init_with_output(key, jnp.zeros((1, side, side, 3)))[0],
+        lambda key: build(name, 10).init_with_output(key, jnp.zeros((1, side, side, 3)))[0],
         jax.random.key(0),
     )
     assert logits(side).shape == (1, 10)
 
 
 def test_flags_reach_the_network():
-    model = build("resnet20", (32, 32, 3), 100, width=0.5, depth=8)
+    model = build("resnet20", 100, width=0.5, depth=8)
     assert (model.width, model.depth, model.num_classes) == (0.5, 8, 100)
-    assert build("auto", (28, 28, 1), 10, dropout=0.25).dropout == 0.25
-    assert build("auto", (64,), 65, depth=2).vocabulary == 65
+    assert build(networks.own((28, 28, 1)), 10, dropout=0.25).dropout == 0.25
+    assert build(networks.own((64,)), 65, depth=2).vocabulary == 65
 
 
 def chosen(model, dataset, *, depth=None, augment=False, changed=()):
