@@ -5,13 +5,12 @@ import io
 
 import pytest
 from rich.console import Console
-from shrunk import Dense
+from shrunk import dense
 
 import gemjax
 from train.config.config import Config
 from train.run import train as training
 from train.run.folder import RunFolder
-from train.task import models
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +39,7 @@ def small(data_dir, tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    dense(monkeypatch)
 
 
 def run(config, folder=None):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from orbax.checkpoint import v1 as ocp
-from shrunk import COMMITS, Dense, flags, no_file_beyond
+from shrunk import COMMITS, dense, flags, no_file_beyond
 
 import gemjax
 from gemjax.engines.running.checkpoints import CheckpointWriteError
@@ -21,14 +21,13 @@ from train.common.files import append_whole, in_words, write_whole
 from train.run import folder
 from train.run import train as training
 from train.run.folder import RunFolder
-from train.task import models
 
 TENSORSTORE = "RESOURCE_EXHAUSTED: Failed writing: \"x\": No space left on device [os_error_code='28']"
 
 
 @pytest.fixture
 def tiny(monkeypatch, tmp_path, tmp_path_factory):
-    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    dense(monkeypatch)
     monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.chdir(tmp_path)
     return flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))

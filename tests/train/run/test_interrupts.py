@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from shrunk import COMMITS, Dense, flags
+from shrunk import COMMITS, dense, flags
 
 from train import cli
 from train.common import interrupts
 from train.common.interrupts import StopRequest
 from train.run import train as training
 from train.run.folder import RunFolder
-from train.task import models
 
 STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
@@ -104,7 +103,7 @@ def test_a_run_without_commits_of_its_own_ends_at_once(number, status, ends):
 def test_a_run_that_a_signal_stops_continues_bit_for_bit(
     number, status, monkeypatch, tmp_path, capfd, tmp_path_factory
 ):
-    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    dense(monkeypatch)
     monkeypatch.chdir(tmp_path)
     argv = flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"), "--checkpoint-every", "0")
     poll = training.RunCallback.poll
@@ -156,7 +155,7 @@ def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
         if progress.commits == 22:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    dense(monkeypatch)
     monkeypatch.chdir(tmp_path)
     interrupts.end_at_once()
     poll, work = training.RunCallback.poll, getattr(training.RunCallback, moment)
@@ -190,7 +189,7 @@ def test_a_run_that_a_signal_ends_before_a_commit_names_the_command_that_continu
     def end(status):
         raise EndedError(status)
 
-    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    dense(monkeypatch)
     monkeypatch.chdir(tmp_path)
     argv = flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))
     interrupts.end_at_once()
@@ -222,7 +221,7 @@ def test_a_signal_while_the_summary_is_made_names_the_command(second, monkeypatc
         if progress.commits == 22 and second:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    dense(monkeypatch)
     monkeypatch.chdir(tmp_path)
     interrupts.end_at_once()
     poll = training.RunCallback.poll

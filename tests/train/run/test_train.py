@@ -147,7 +147,7 @@ def test_evaluation_is_compiled_before_the_workers_begin(tiny, small, monkeypatc
     assert order[:2] == ["evaluate", "run"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_learns(small):
     config = dataclasses.replace(small, engine="simulate", epochs=6.0, batch_size=64, learning_rate=0.05)
     _, summary, _ = run(config)
@@ -207,7 +207,7 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.nightly)])
 def test_a_run_trains_saves_and_evaluates_with_batch_statistics(monkeypatch, small, engine):
     """They change, are in the checkpoint, and are used by the evaluation."""
     monkeypatch.setattr(models, "DigitsCNN", Normalised)
@@ -254,7 +254,7 @@ def test_a_host_is_split_into_no_more_devices_than_a_process_can_have(small, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["barrier", "tiered_barrier"])
+@pytest.mark.parametrize("cluster", [pytest.param("barrier", marks=pytest.mark.nightly), "tiered_barrier"])
 def test_a_simulated_run_may_pull_between_its_evaluations(tiny, small, cluster):
     """All workers of a barrier pull after its last commit; there is nothing to show of a piece of pulls alone."""
     config = dataclasses.replace(small, engine="simulate", method="asgd", workers=16, cluster=cluster, eval_every=10)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import small_runs
-from shrunk import Dense
+from shrunk import dense
 from small_runs import run
 
 import gemjax
@@ -16,7 +16,6 @@ from train.common.errors import UsageError
 from train.run import train as training
 from train.run.callback import RunCallback
 from train.run.folder import RunFolder
-from train.task import models
 
 data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
 
@@ -229,7 +228,7 @@ def test_local_steps_continue_from_a_checkpoint(tiny, small, monkeypatch, tmp_pa
     folder, summary, _ = run(cut)
     assert summary["commits"] == 5
     monkeypatch.undo()
-    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    dense(monkeypatch)
     _, summary, _ = run(cut, folder)
     assert summary["commits"] == 17
     assert summary["test_loss"] == json.loads(whole.summary.read_text())["test_loss"]
