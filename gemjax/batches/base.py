@@ -179,11 +179,3 @@ def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: Any) -> PyT
                 "entry per batch: worker and step are vectors"
             )
     return selection
-
-
-# Functions of engines, from before sources had a base class.
-
-
-def part(batches: Any, selection: PyTree) -> tuple[PyTree, PyTree]:
-    """Return ``batches.gather(selection)``."""
-    return adapt(batches).gather(selection)

@@ -34,7 +34,7 @@ class Members:
         self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._closed = False
         self._in_use = threading.Lock()
-        self._wake: Callable[[], None] = _do_nothing
+        self._wake: Callable[[], None] = lambda: None
 
     @property
     def absent(self) -> frozenset[int]:
@@ -86,11 +86,11 @@ class Members:
         """
         if not self._in_use.acquire(blocking=False):
             raise RuntimeError("these members are in use by another run; give each run members of its own")
+        before, self._wake = self._wake, wake
         try:
-            self._wake = wake
             yield
         finally:
-            self._wake = _do_nothing
+            self._wake = before
             self._in_use.release()
 
     def requests(self) -> Iterable[tuple[str, int]]:
@@ -102,7 +102,3 @@ class Members:
             elif kind == "leave":
                 self._absent.add(worker)
             yield kind, worker
-
-
-def _do_nothing() -> None:
-    pass

@@ -126,12 +126,11 @@ class Roster:
         self.silent: dict[int, Computing | None] = {}
         self.retired: dict[int, BaseException | None] = {}  # With the error of one that has made all its commits.
         self.draws = Draws(range(len(self.steps))) if draws is None else draws
-        for worker in (*self.absent, *self.lost):
+        outside = {*self.absent, *self.lost}
+        for worker in outside:
             self.draws.give_back(worker)
-        for worker in sorted(
-            set(range(len(self.steps))) - {*self.absent, *self.lost}, key=lambda worker: -behind[worker]
-        ):
-            self.waiting[worker] = None
+        takes_part = set(range(len(self.steps))) - outside
+        self.waiting |= dict.fromkeys(sorted(takes_part, key=lambda worker: -behind[worker]))
         self._active = (self.computing, self.ready, self.pulling, self.filling, self.waiting, self.returning)
         places = (*self._active, self.absent, self.lost, self.silent, self.retired)
         # The place of each worker; ``_put`` alone moves it.
@@ -141,7 +140,6 @@ class Roster:
         self.interruptions = [0] * len(self.steps)  # Since the worker's last commit.
         self._confirmed = True  # False if a commit counts whose report has not been read.
         self._dispatches, self._turns = 0, [0] * len(self.steps)  # The number of each worker's last one.
-        self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients that are computed, per device.
         self._faults = [0] * len(self.steps)  # In a row,
         self._losses = [0] * len(self.steps)  # and losses.
         self._silences = [0] * len(self.steps)  # Since a gradient of any worker arrived in time.
@@ -178,7 +176,8 @@ class Roster:
             return Read(worker, self.filling[worker])
         if not (self.is_short and self.policy.admits(len(self.computing) + len(self.ready))):
             return None
-        free = (w for w in self.waiting if w in self._prepared and self._load[self.devices[w]] < self.ROOM)
+        load = collections.Counter(self.devices[worker] for worker in self.computing)
+        free = (w for w in self.waiting if w in self._prepared and load[self.devices[w]] < self.ROOM)
         if (worker := next(free, None)) is None:
             return None
         if self._is_outdated(worker):
@@ -501,14 +500,9 @@ class Roster:
             self._prepared.discard(worker)
 
     def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
-        if worker in self.computing:
-            self._load[self.devices[worker]] -= 1
         del self._place[worker][worker]
         self._place[worker], place[worker] = place, value
-        if place is self.computing:
-            self._load[self.devices[worker]] += 1
-        may_read = place is self.waiting or place is self.pulling or place is self.filling or place is self.silent
-        if not may_read:
+        if not any(place is one for one in (self.pulling, self.filling, self.waiting, self.silent)):
             self.reading.pop(worker, None)
 
     def _record(self, event: str, worker: int, error: BaseException | None = None) -> None:

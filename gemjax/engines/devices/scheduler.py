@@ -2,6 +2,7 @@
 
 import bisect
 import contextlib
+import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -161,9 +162,10 @@ class Scheduler:
                 case Commit(worker, arrival):
                     self.commit(worker, arrival)
                 case Pull(worker):
-                    self.pull(worker)
+                    self.read(worker, functools.partial(self.programs.pull_again, worker), self.roster.pulled)
                 case Read(worker, block):
-                    self.read_block(worker, block)
+                    act = functools.partial(self.programs.read_block, worker, block)
+                    self.read(worker, act, self.roster.block_read)
                 case Interrupt(worker):
                     self.programs.interrupt(worker)
                 case Confirm():
@@ -274,17 +276,10 @@ class Scheduler:
         with self.held.open():
             self.record_evaluations(wait=True)
 
-    def pull(self, worker: int) -> None:
-        """Send the worker a fresh view; an error of the central variable raises."""
-        self._let(worker, self.programs.pull_again, self.roster.pulled)
-
-    def read_block(self, worker: int, block: int) -> None:
-        """Let the worker read a block of its view; an error of the central variable raises."""
-        self._let(worker, lambda worker: self.programs.read_block(worker, block), self.roster.block_read)
-
-    def _let(self, worker: int, act: Callable[[int], None], note: Callable[[int], None]) -> None:
+    def read(self, worker: int, act: Callable[[], None], note: Callable[[int], None]) -> None:
+        """Let the worker pull, or read a block of its view; an error of the central variable raises."""
         try:
-            act(worker)
+            act()
         except RunFailedError:
             raise
         except Exception as error:

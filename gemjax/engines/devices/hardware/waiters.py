@@ -89,27 +89,22 @@ class Waiters:
 
     def _serve(self, inbox: queue.SimpleQueue) -> None:
         with self._settings():
-            self._wait_for_each(inbox)
-
-    def _wait_for_each(self, inbox: queue.SimpleQueue) -> None:
-        while (item := inbox.get()) is not None:
-            worker, number, step, dispatched, in_transfer, gradient = item
-            if self._closed:
-                break
-            error, began, measured = None, None, {}
-            try:
-                gradient, began, measured = self._wait_for(in_transfer, gradient)
-                if self._gate is not None:
-                    change = self._gate(worker, step)
-                    if change is not None and gradient is not None:  # None: the worker was called back.
-                        gradient = change(gradient)
-            except BaseException as raised:  # The scheduler handles it, and the thread goes on.
-                error = raised
-            # Reset first: once the worker is queued, the scheduler may dispatch it again.
-            self._watched[worker] = False
-            ready = time.perf_counter()
-            self._ready.put(Arrival(worker, number, step, dispatched, began, ready, gradient, error, measured))
-            del item, in_transfer, gradient  # So that they are not kept until the next gradient.
+            while (item := inbox.get()) is not None and not self._closed:
+                worker, number, step, dispatched, in_transfer, gradient = item
+                error, began, measured = None, None, {}
+                try:
+                    gradient, began, measured = self._wait_for(in_transfer, gradient)
+                    if self._gate is not None:
+                        change = self._gate(worker, step)
+                        if change is not None and gradient is not None:  # None: the worker was called back.
+                            gradient = change(gradient)
+                except BaseException as raised:  # The scheduler handles it, and the thread goes on.
+                    error = raised
+                # Reset first: once the worker is queued, the scheduler may dispatch it again.
+                self._watched[worker] = False
+                ready = time.perf_counter()
+                self._ready.put(Arrival(worker, number, step, dispatched, began, ready, gradient, error, measured))
+                del item, in_transfer, gradient  # So that they are not kept until the next gradient.
 
     def __enter__(self) -> Self:
         try:
