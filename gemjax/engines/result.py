@@ -36,8 +36,6 @@ def type_of_column(dtype: Any) -> np.dtype:
     """Return the dtype of a column of numbers of ``dtype``: one in which NumPy adds up thousands of them."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return np.dtype(np.float32)
-    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
-        return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
     return np.dtype(dtype)
 
 

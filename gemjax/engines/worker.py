@@ -154,7 +154,7 @@ class WorkerStep:
         loss, _, _, metrics = jax.eval_shape(
             self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first, view.anchors
         )
-        kind = lambda m: jax.ShapeDtypeStruct(m.shape, _type_of_mean(m.dtype, loss.dtype))
+        kind = lambda m: jax.ShapeDtypeStruct(m.shape, jnp.result_type(m.dtype, loss.dtype))
         return loss, jax.tree.map(kind, metrics)
 
 
@@ -213,7 +213,7 @@ def stays_sound(before: PyTree, after: PyTree, params: PyTree, joined_bytes: int
         old, new = new.change() if slots.is_rows(new) else (old, new)
         for pair in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
             if pair[0] is not pair[1] and jnp.size(pair[1]) and jnp.issubdtype(jnp.result_type(pair[1]), jnp.inexact):
-                found.setdefault(id(pair[1]), (*map(_widened, pair), is_like(new)))
+                found.setdefault(id(pair[1]), (*map(jnp.asarray, pair), is_like(new)))
 
     bundles = _bundles(list(found.values()), joined_bytes)
 
@@ -290,31 +290,8 @@ def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
 
 
 def _floats(tree: PyTree) -> list[jax.Array]:
-    return [_widened(leaf) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-
-
-def _widened(array: jax.Array) -> jax.Array:
-    """Return floats of 8 bits or fewer in single precision, and other arrays as they are."""
-    array = jnp.asarray(array)
-    return array.astype(jnp.float32) if _is_narrow(array.dtype) else array
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
 def _at_least_single(dtype: Any) -> Any:
-    return jnp.float32 if _is_narrow(dtype) else jnp.promote_types(dtype, jnp.float32)
-
-
-def _type_of_mean(metric: Any, loss: Any) -> Any:
-    """Return the dtype of the mean of a metric over local steps; single precision if JAX promotes one of the dtypes to none."""
-    if metric == loss:
-        return metric
-    return jnp.result_type(*(jnp.float32 if _is_small(one) else one for one in (metric, loss)))
-
-
-def _is_small(dtype: Any) -> bool:
-    """Return True for numbers that JAX promotes to no other type."""
-    return _is_narrow(dtype) or (jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8)
-
-
-def _is_narrow(dtype: Any) -> bool:
-    """Return True for floats that JAX promotes to no other type."""
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
+    return jnp.promote_types(dtype, jnp.float32)

@@ -29,7 +29,6 @@ NEEDED: dict[str, tuple[str, ...]] = {
 EVENTS = tuple(NEEDED)
 LINE_BEGINS = b'{"event":"'
 LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.
-MOVED = "the log {} was moved or removed since it was opened; open it again"
 IN_USE = "the log {} is in use by another run; wait for its end, or give each run a log of its own"
 
 
@@ -80,7 +79,6 @@ class EventLog:
 
         Raises:
           BlockingIOError: if another one writes to it: a log with the events of both could not be read.
-          FileNotFoundError: if the file was moved or removed since it was opened.
           ValueError: if the log is closed, or not of the run with the commits of ``trace``: it could not be read afterwards.
         """
         if self._file.closed:
@@ -92,11 +90,7 @@ class EventLog:
                 locked = lock(self._absolute)
             except BlockingIOError:
                 raise BlockingIOError(IN_USE.format(self._file.name)) from None
-            except FileNotFoundError:
-                raise FileNotFoundError(MOVED.format(self._file.name)) from None
             try:
-                if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._absolute)):
-                    raise FileNotFoundError(MOVED.format(self._file.name))
                 self._file.flush()
                 if (size := _cut_at(self._absolute)) is not None:  # Of a run that was killed.
                     os.truncate(self._absolute, size)

@@ -12,7 +12,6 @@ except ImportError:  # Not a Unix system.
 
 # What file systems without locks say.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
-_held: set[int] = set()
 
 
 def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = False) -> int:
@@ -41,14 +40,12 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
         if not missing or (strict and error.errno not in NO_LOCKS):
             os.close(opened)
             raise
-    _held.add(opened)
     return opened
 
 
 def unlock(opened: int) -> None:
-    """End a lock. In a process forked meanwhile, which does not have it, this does nothing."""
-    if opened in _held:
-        _held.discard(opened)
+    """End a lock."""
+    if opened >= 0:
         if fcntl is not None:
             with contextlib.suppress(OSError):
                 # A program that is just being started has a copy of the open file, with which the lock would go on.
@@ -67,13 +64,3 @@ def close_after(raised: BaseException | None, close: Callable[[], None], words: 
         if raised is None:
             raise
         raised.add_note(f"{words}: {error}")
-
-
-def _forget() -> None:
-    """Close the locked files in a forked process, which may live longer than the one that has locked them."""
-    while _held:
-        os.close(_held.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

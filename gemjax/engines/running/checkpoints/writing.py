@@ -1,7 +1,6 @@
 """Threads that write, whose end the interpreter waits for."""
 
 import atexit
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -44,5 +43,3 @@ def _finish_writes() -> None:
 # Before the pools of threads end, which Orbax needs; `atexit` would be too late. Functions are called in reverse order.
 ThreadPoolExecutor(1).shutdown()
 getattr(threading, "_register_atexit", atexit.register)(_finish_writes)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_writing.clear)  # The threads that write are not in the forked process.
