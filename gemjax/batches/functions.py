@@ -75,9 +75,8 @@ def warn_if_frozen(fn: Callable) -> None:
     with contextlib.suppress(TypeError):  # Some callable objects do not support weak references.
         weakref.finalize(owner, _checked.discard, key)
         _checked.add(key)
-    python = (
-        getattr(fn, "__wrapped__", fn) if isinstance(fn, jax.stages.Wrapped) else fn
-    )  # JAX would trace a compiled one only once.
+    # JAX would trace a compiled one only once.
+    python = getattr(fn, "__wrapped__", fn) if isinstance(fn, jax.stages.Wrapped) else fn
     first, second = (_trace_anew(python) for _ in range(2))
     if not _equal(first, second):
         found = (
@@ -120,26 +119,26 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _constants(jaxpr: Any) -> Iterator[Any]:
-    for inner in _jaxprs(jaxpr):
+    for inner in jaxprs(jaxpr):
         yield from getattr(inner, "consts", ())
         for equation in inner.eqns:
             yield from (var.val for var in equation.invars if hasattr(var, "val"))
 
 
-def _jaxprs(jaxpr: Any) -> Iterator[Any]:
+def jaxprs(jaxpr: Any) -> Iterator[Any]:
     """Yield ``jaxpr`` and all programs within it."""
     yield jaxpr
     for equation in jaxpr.eqns:
         for value in equation.params.values():
             for inner in value if isinstance(value, (tuple, list)) else [value]:
                 if hasattr(inner, "eqns"):
-                    yield from _jaxprs(inner)
+                    yield from jaxprs(inner)
 
 
 def _calls_host(jaxpr: Any) -> bool:
     """Return True if the program calls Python each time it runs: by an effect, or by a ``pure_callback``, which has none."""
     return bool(jaxpr.effects) or any(
-        equation.primitive.name == "pure_callback" for inner in _jaxprs(jaxpr) for equation in inner.eqns
+        equation.primitive.name == "pure_callback" for inner in jaxprs(jaxpr) for equation in inner.eqns
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 
 import gemjax
-from gemjax.engines.memory import readable
+from gemjax.engines.memory import host_memory, memory_stats, readable
 
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 PLUGINS = re.compile(r"(jax[-_].*(plugin|pjrt|metal).*|libtpu.*)", re.IGNORECASE)
@@ -97,7 +97,7 @@ def describe() -> Machine:
         system=platform.platform(),
         processor=processor(),
         cores=cores(),
-        memory=_host_memory(),
+        memory=host_memory(),
         driver=_first_line("/proc/driver/nvidia/version"),
         settings={name: os.environ[name] for name in SETTINGS if os.environ.get(name)},
         matmul_precision=str(getattr(jax.config, PRECISION, None) or "default"),
@@ -160,7 +160,7 @@ def counted(devices: Iterable[jax.Device]) -> list[str]:
     """
     described = collections.Counter()
     for device in devices:
-        limit = _stats(device).get("bytes_limit")
+        limit = memory_stats(device).get("bytes_limit")
         kind = device.device_kind if device.device_kind != device.platform else ""
         name = f"{kind} ({device.platform})" if kind else device.platform
         described[name + (f", {readable(limit)} for JAX" if limit else "")] += 1
@@ -171,7 +171,7 @@ def peak_memory() -> Memory:
     """Read the peak memory use of the local devices and of this process."""
     devices = {}
     for device in jax.local_devices():
-        stats = _stats(device)
+        stats = memory_stats(device)
         if "peak_bytes_in_use" in stats:
             devices[f"{device.platform}:{device.id}"] = (stats["peak_bytes_in_use"], stats.get("bytes_limit"))
     return Memory(devices, _peak_of_process())
@@ -193,19 +193,6 @@ def warnings_of_jax() -> Iterator[list[str]]:
         yield messages
     finally:
         logger.removeHandler(handler)
-
-
-def _stats(device: jax.Device) -> dict[str, int]:
-    with contextlib.suppress(Exception):  # Some platforms raise where others return None.
-        return device.memory_stats() or {}
-    return {}
-
-
-def _host_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _peak_of_process() -> int | None:

@@ -14,6 +14,7 @@ from gemjax.protocol import PyTree
 from gemjax.protocol.checks import integer, with_extra_args
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.nodes import nodes
 from gemjax.protocol.staleness import is_asynchronous, needs_local_steps, needs_rounds
 from gemjax.protocol.trace import Trace
 
@@ -156,7 +157,7 @@ def is_in_rounds(trace: Trace) -> bool:
 def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | None:
     """Return the rate of the first commit; ``None`` unless ``tx`` reports one, outside of branches, and is not exempt."""
     state = shapes_of(tx.init, params)
-    if not is_asynchronous(state) or needs_local_steps(state) or _has(_EXEMPT, state):
+    if not is_asynchronous(state) or needs_local_steps(state) or nodes(state, _EXEMPT):
         return None
     shapes = jax.eval_shape(lambda params: params, params)
 
@@ -172,10 +173,7 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
     program = _RATES.get(tx, lambda: Program(rate), params)
     try:
         found = program()
-    except (
-        ValueError,
-        jax.errors.JAXTypeError,
-    ):  # A rate inside of optax.apply_if_finite; an `init` that cannot be traced.
+    except (ValueError, jax.errors.JAXTypeError):  # A rate in optax.apply_if_finite; an `init` that cannot be traced.
         return None
     return None if found is None else float(found)
 
@@ -183,8 +181,3 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
 _RATES = Kept()
 # Adam divides by the length of a gradient. The first rate of a schedule, such as a warm-up from 0, says little.
 _EXEMPT = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
-
-
-def _has(kinds: tuple[type, ...], state: PyTree) -> bool:
-    is_one = lambda node: isinstance(node, kinds)
-    return any(map(is_one, jax.tree.leaves(state, is_leaf=is_one)))

@@ -1,6 +1,7 @@
 """The memory of a run, computed before its allocation, and arrays that are in the memory of other processes."""
 
 import abc
+import contextlib
 import math
 import operator
 import os
@@ -168,14 +169,24 @@ def default_device() -> jax.Device:
 
 
 def _capacity(device: jax.Device) -> int | None:
-    if device.platform == "cpu":
-        try:
-            return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit_of_container())
-        except (AttributeError, ValueError, OSError):
-            return None
+    if device.platform != "cpu":
+        return memory_stats(device).get("bytes_limit")
+    memory = host_memory()
+    return None if memory is None else min(memory, _limit_of_container())
+
+
+def memory_stats(device: jax.Device) -> dict[str, int]:
+    """Return what a device tells of its memory; nothing if it tells nothing."""
+    with contextlib.suppress(Exception):  # Some platforms raise where others return None.
+        return device.memory_stats() or {}
+    return {}
+
+
+def host_memory() -> int | None:
+    """Return the bytes of this host's memory; ``None`` if the system does not tell."""
     try:
-        return (device.memory_stats() or {}).get("bytes_limit")
-    except Exception:  # Some platforms raise where others return None.
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
         return None
 
 

@@ -157,8 +157,8 @@ def is_wrapper(node: PyTree) -> bool:
     return isinstance(node, StalenessState)
 
 
-def nodes(state: PyTree, kind: type) -> list:
-    """Return the nodes of ``state`` that are of class ``kind``, in order."""
+def nodes(state: PyTree, kind: type | tuple[type, ...]) -> list:
+    """Return the nodes of ``state`` that are of class ``kind``, or of one of several, in order."""
     return [leaf for leaf in jax.tree.leaves(state, is_leaf=lambda n: isinstance(n, kind)) if isinstance(leaf, kind)]
 
 

@@ -1,7 +1,7 @@
 """The runs of a sweep: the points of its grid, and the traces and batches of its seeds."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,7 +39,6 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
 
 
 def _columns(over: Any) -> dict[str, list[float]]:
-    """Return points with the same names as one column per name."""
     points = list(over)
     if different := [point for point in points if point.keys() != points[0].keys()]:
         raise ValueError(f"all points of over= need the names {', '.join(points[0])}; got {', '.join(different[0])}")
@@ -66,23 +65,17 @@ def batches_of(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
                 "from the same arrays, created once outside of it (as in gemjax.Epochs(data, 32, seed)); otherwise call sweep "
                 "once per seed"
             )
-    own = [one for one in found if _makes_batches(one)]
+    own = [one for one in map(_innermost, found) if not (are_plain(one) or isinstance(one, Computed))]
     if len(found) > 1 and own:
         given = _given_of(found[0])
-        programs = {jax.jit(_function_of(one)).lower(*given).as_text() for one in found}
+        programs = {jax.jit(lambda *given, one=one: one.batch(*given)).lower(*given).as_text() for one in found}
         if len(programs) > 1 or UNTOLD.search(programs.pop()):
-            kind = type(_innermost(own[0])).__name__
+            kind = type(own[0]).__name__
             raise ValueError(
                 f"{kind}.batch is another function of data and selection for each seed, or calls back to Python; with PerSeed "
                 "only what select returns may depend on the seed; otherwise call sweep once per seed"
             )
     return found
-
-
-def _makes_batches(batches: Any) -> bool:
-    """Return True if a class makes batches by a program of its own."""
-    inner = _innermost(batches)
-    return not (are_plain(inner) or isinstance(inner, Computed))
 
 
 def _innermost(batches: Any) -> Any:
@@ -97,10 +90,6 @@ def _given_of(batches: Batches) -> PyTree:
     data, selection = batches.gather(selection)
     first = jax.tree.map(lambda column: column[0], selection)
     return jax.eval_shape(lambda *given: given, batches.data if data is None else data, first)
-
-
-def _function_of(batches: Batches) -> Callable:
-    return lambda data, selection: batches.batch(data, selection)
 
 
 def starts_of(params: PyTree | PerSeed, seeds: Sequence[int]) -> list[PyTree]:

@@ -1,7 +1,7 @@
 """The runs of a sweep, computed as one batch or one by one."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ def in_one_batch(
 
     def spread(ones: list) -> tuple[PyTree, int | None]:
         of_run = np.arange(runs) % len(ones)
-        return (ones[0], None) if len(ones) == 1 else (jax.tree.map(lambda *each: _stack(each)[of_run], *ones), 0)
+        return (ones[0], None) if len(ones) == 1 else (jax.tree.map(lambda *each: jnp.stack(each)[of_run], *ones), 0)
 
     def begin_all(lanes, starts, model_state):
         params, axis = spread(starts)
@@ -55,11 +55,6 @@ def _programs(begin: Callable, step: Callable, same: tuple) -> tuple[Program, Pr
     """Return the programs of the first state and of a chunk, in which the state is the second argument and donated."""
     make = lambda: (Program(begin), Program(step, donate_argnums=1))
     return PROGRAMS.get(same, make)
-
-
-def _stack(each: Sequence[Any]) -> jax.Array:
-    """Stack an input of several seeds, whose parameters and traces have been found alike."""
-    return jnp.stack(each)
 
 
 def one_by_one(

@@ -1,12 +1,13 @@
 """A search for what ``jax.vmap`` changes or refuses: numbers drawn by rbg and unsafe_rbg, and some calls back to Python."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 
 from gemjax.batches.base import select
+from gemjax.batches.functions import jaxprs
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import PyTree, slots
 from gemjax.protocol.trace import Events
@@ -40,7 +41,7 @@ def is_faithful(
 
     first = jax.tree.map(lambda column: column[0], (one.worker, one.step, selection))
     program = jax.make_jaxpr(arrive)(given, state, batches.data if own is None else own, *first)
-    equations = list(_equations(program.jaxpr))
+    equations = [equation for part in jaxprs(program.jaxpr) for equation in part.eqns]
     calls_back = any("callback" in one.primitive.name or "ffi" in one.primitive.name for one in equations)
     return not any(map(_draws, equations)) and (not calls_back or _is_accepted(program))
 
@@ -52,23 +53,9 @@ def _draws(equation: Any) -> bool:
 
 
 def _is_accepted(program: jex.ClosedJaxpr) -> bool:
-    """Return True if ``jax.vmap`` takes a program."""
     pairs = [jax.ShapeDtypeStruct((2, *var.aval.shape), var.aval.dtype) for var in program.jaxpr.invars]
     try:
         jax.eval_shape(jax.vmap(jex.jaxpr_as_fun(program)), *pairs)
     except Exception:  # JAX has several for it, Exception itself among them.
         return False
     return True
-
-
-def _equations(program: Any) -> Iterator[Any]:
-    """Yield the equations of a program and of all its parts."""
-    for equation in program.eqns:
-        yield equation
-        for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
-            if _is_program(part):
-                yield from _equations(getattr(part, "jaxpr", part))
-
-
-def _is_program(part: Any) -> bool:
-    return isinstance(part, (jex.Jaxpr, jex.ClosedJaxpr))

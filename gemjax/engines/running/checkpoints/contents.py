@@ -199,7 +199,8 @@ def readable(leaf: Any) -> Any:
 
 def names(tree: Any) -> list[str]:
     """Return the name of each array."""
-    return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
 
 
 def _described(state: Any) -> list[list[Any]]:
@@ -213,8 +214,3 @@ def _described(state: Any) -> list[list[Any]]:
         ]
         for name, leaf, data in leaves
     ]
-
-
-def _name(path: tuple) -> str:
-    """Join a path with dots."""
-    return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)
