@@ -107,7 +107,6 @@ def text_of(rows: Rows) -> str:
 
 
 def machine_rows(machine: Machine) -> Rows:
-    """Versions, system and processor."""
     host = "" if machine.memory is None else f", {readable(machine.memory)}"
     return [
         *machine.versions.items(),
@@ -120,12 +119,10 @@ def machine_rows(machine: Machine) -> Rows:
 
 
 def message_rows(messages: Sequence[str]) -> Rows:
-    """Warnings of JAX."""
     return [("message of JAX", message) for message in messages]
 
 
 def devices_rows(devices: Devices, cores: int) -> Rows:
-    """Devices and placement."""
     workers = collections.defaultdict(list)
     for worker, device in enumerate(devices.workers):
         workers[device].append(str(worker))
@@ -153,7 +150,6 @@ LAW_HEAD: Rows = [
 
 
 def law_rows(law: Law) -> Rows:
-    """Row of one method."""
     median, most = law.staleness
     return [
         (
@@ -179,7 +175,6 @@ SPEED_NOTES: Rows = [
 
 
 def speed_rows(speed: Speed) -> Rows:
-    """Row of one model size."""
     return [
         (
             f"{speed.parameters:,}",
@@ -214,7 +209,6 @@ def windows_rows(windows: Windows) -> Rows:
 
 
 def memory_rows(memory: Memory) -> Rows:
-    """Peaks per device and of the process."""
     rows = [
         (name, f"peak {readable(peak)}" + (f" of {readable(limit)}" if limit else ""))
         for name, (peak, limit) in memory.devices.items()
@@ -224,7 +218,6 @@ def memory_rows(memory: Memory) -> Rows:
 
 
 def failure_rows(failure: Failure) -> Rows:
-    """Failed part, reason and advice."""
     return [("FAILED", f"{failure.part}: {failure.reason}"), ("to do", failure.advice)]
 
 

@@ -50,7 +50,6 @@ def checked_loss(loss_fn: Callable) -> Callable:
 
 
 def _array(leaf: Any) -> Any:
-    """Return an array in place of a number of Python."""
     return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf, jnp.result_type(leaf))
 
 

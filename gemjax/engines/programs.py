@@ -162,7 +162,6 @@ class Program:
 
 
 def _is_spread(leaf: Any) -> bool:
-    """Return True for an array on several devices."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and len(leaf.sharding.device_set) > 1
 
 

@@ -434,7 +434,6 @@ def _around_refusals(tree: PyTree) -> Any:
 
 
 def _kinds(tree: PyTree) -> dict[str, str]:
-    """Return the dtype and shape of every array in ``tree``, by its path."""
     return {
         jax.tree_util.keystr(path).removeprefix("."): f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

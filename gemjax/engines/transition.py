@@ -43,7 +43,7 @@ class RunState(NamedTuple):
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
     arrivals: (
         jax.Array
-    )  # int32 []; arrivals so far: gradients, applied or not, and pulls alone; in a simulation also reads of blocks.
+    )  # int32 []; gradients so far, applied or not, and pulls alone; in a simulation also reads of blocks.
     dropped: jax.Array  # int32 []; commits that the method refused so far.
     rejected: jax.Array  # int32 []; commits rejected so far: they, or the state after them, were not finite.
     rejected_in_a_row: jax.Array  # int32 []; rejections since the last applied commit.

@@ -208,8 +208,5 @@ class LookAhead(NamedTuple):
 
 def where_present(fn, own: PyTree, view: PyTree) -> PyTree:
     """Map ``fn(own, view)`` over the leaves; a leaf that ``optax.masked`` removed from ``own`` is that of ``view``."""
-
-    def is_hole(node):
-        return isinstance(node, optax.MaskedNode)
-
+    is_hole = lambda node: isinstance(node, optax.MaskedNode)
     return jax.tree.map(lambda o, v: v if is_hole(o) else fn(o, v), own, view, is_leaf=is_hole)

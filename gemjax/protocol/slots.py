@@ -259,12 +259,10 @@ def joined(arrays: list[jax.Array]) -> jax.Array:
 
 
 def is_rows(node: PyTree) -> bool:
-    """Return True if ``node`` is a :class:`SharedRows`."""
     return isinstance(node, SharedRows)
 
 
 def is_slots(node: PyTree) -> bool:
-    """Return True if ``node`` is a :class:`Slots`."""
     return isinstance(node, Slots)
 
 
@@ -375,8 +373,5 @@ def match_mask(tree: PyTree, reference: PyTree) -> PyTree:
     Raises:
       ValueError: from JAX, if another wrapper gave ``reference`` another tree.
     """
-
-    def is_hole(node):
-        return isinstance(node, optax.MaskedNode)
-
+    is_hole = lambda node: isinstance(node, optax.MaskedNode)
     return jax.tree.map(lambda ref, node: ref if is_hole(ref) else node, reference, tree, is_leaf=is_hole)

@@ -281,7 +281,7 @@ class Events(NamedTuple):
     draw: np.ndarray  # int32 [E]
     blocks: (
         np.ndarray
-    )  # bool [E, B]; the blocks that the worker reads: all, or of an earlier pull those that it reads later.
+    )  # bool [E, B]; the blocks that the worker reads: all, or those of an earlier pull that it reads later.
 
     @property
     def whole(self) -> np.ndarray:

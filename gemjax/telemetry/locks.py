@@ -44,7 +44,6 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
 
 
 def unlock(opened: int) -> None:
-    """End a lock."""
     if opened >= 0:
         if fcntl is not None:
             with contextlib.suppress(OSError):

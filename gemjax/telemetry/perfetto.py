@@ -156,5 +156,4 @@ def _microseconds(time: float) -> int:
 
 
 def _plain(value: float) -> float | int:
-    """Return a count as an int."""
     return int(value) if float(value).is_integer() else value

@@ -100,7 +100,6 @@ def _unit(history: Mapping[str, np.ndarray]) -> str:
 
 
 def _draw_loss(axes: Axes, time: np.ndarray, loss: np.ndarray) -> None:
-    """Draw the loss of each commit and its running mean."""
     starts, _ = _bins(len(loss), POINTS)
     ends = np.stack([np.minimum.reduceat(loss, starts), np.maximum.reduceat(loss, starts)])
     axes.plot(np.repeat(time[starts], 2), ends.T.ravel(), color=LOSS, alpha=0.35, lw=0.6)
@@ -137,7 +136,6 @@ def _mark_lost(axes: Axes, lost: Mapping[str, np.ndarray]) -> None:
 
 
 def _draw_staleness(axes: Axes, time: np.ndarray, staleness: np.ndarray) -> None:
-    """Draw median and range of staleness, in bins of equal numbers of commits."""
     starts, stops = _bins(len(time), BINS, at_least=20)
     parts = [staleness[start:stop] for start, stop in zip(starts, stops, strict=True)]
     low, median, high = np.array([np.percentile(part, [5, 50, 95]) for part in parts]).T
@@ -152,7 +150,6 @@ def _draw_staleness(axes: Axes, time: np.ndarray, staleness: np.ndarray) -> None
 
 
 def _draw_commits(axes: Axes, time: np.ndarray, worker: np.ndarray, num_workers: int) -> None:
-    """Draw the number of commits of each worker."""
     counts = np.bincount(worker, minlength=num_workers)
     fast, slow = int(counts.argmax()), int(counts.argmin())
     shown = np.unique(np.linspace(0, num_workers - 1, min(num_workers, WORKERS)).astype(int))

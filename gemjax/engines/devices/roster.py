@@ -451,7 +451,6 @@ class Roster:
         return self.policy.interrupts(self.clock - self.pulled_at[worker])
 
     def _drop(self, worker: int) -> None:
-        """Drop the gradient of a worker that was called back, and let it pull."""
         self.interruptions[worker] += 1
         self._put(worker, self.pulling)
         self._record("interrupt", worker)

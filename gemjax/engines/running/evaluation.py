@@ -77,7 +77,6 @@ class Evaluation:
         return values
 
     def add(self, commit: int, at: float, values: Mapping[str, float]) -> None:
-        """Add a row."""
         row = {"commit": np.array([commit]), "time": np.array([at])}
         self._rows.append(row | {name: np.array([value]) for name, value in values.items()})
 

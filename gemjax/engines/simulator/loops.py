@@ -17,7 +17,6 @@ from gemjax.batches.local import LocalBatches
 from gemjax.engines.programs import Kept, Program
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import PyTree, slots
-from gemjax.protocol.checks import check_positive_int
 from gemjax.protocol.trace import Events, previous_commits
 
 CHUNK, CHUNK_BYTES, SMALL_BYTES = 1024, 2**28, 2**22
@@ -32,8 +31,6 @@ def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> in
             DeprecationWarning, stacklevel=3,
         )  # fmt: skip
         callback_every = chunk_size
-    if callback_every is not None:
-        check_positive_int("callback_every", callback_every)
     return callback_every
 
 

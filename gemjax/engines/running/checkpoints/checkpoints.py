@@ -280,7 +280,6 @@ class Checkpoints:
     def _load(
         self, like: RunState, commits: int, in_files: bool, records: tuple[str, ...]
     ) -> tuple[Result, dict[str, Any]]:
-        """Load the checkpoint of so many commits."""
         checkpoint, name, metadata = folder.path_of(self.folder, commits), self._name(commits), self._metadata(commits)
         contents.check_metadata(metadata, like, name, commits)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
@@ -317,7 +316,6 @@ class Checkpoints:
         return result, metadata["user"]
 
     def _name(self, commits: int) -> str:
-        """Return the name of a checkpoint in messages."""
         return f"{self.folder}: checkpoint {commits}"
 
     def _metadata(self, commits: int) -> dict[str, Any]:

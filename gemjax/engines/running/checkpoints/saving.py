@@ -112,7 +112,6 @@ class Saving:
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
-        """Turn the failure of a checkpoint into a warning."""
         try:
             yield
         except (CheckpointError, CheckpointWriteError) as error:

@@ -100,7 +100,6 @@ class CentralPrograms(abc.ABC):
         return packed_as
 
     def _make_central(self, transition: Transition, state: RunState) -> Any:
-        """Return the central variable."""
         return Central(
             transition, state, self.placement.central, *self.packers, self._keeps_local, lend=self.lends_views
         )
@@ -243,12 +242,10 @@ class CentralPrograms(abc.ABC):
 
     @property
     def params(self) -> PyTree:
-        """The central variable."""
         return self.central.state().params
 
     @property
     def model_state(self) -> PyTree:
-        """The model state of the central variable."""
         return self.central.state().model_state
 
     def copy(self) -> tuple[PyTree, PyTree]:

@@ -126,7 +126,6 @@ class Programs(CentralPrograms):
         return send(packed, self.placement.central), moved
 
     def send(self, worker: int, packed_view: Packed) -> Packed:
-        """Send a packed view to its worker; return at once."""
         return send(packed_view, self.placement.workers[worker])
 
     def commit(self, worker: int, brought: tuple[Packed, PyTree]) -> jax.Array:
