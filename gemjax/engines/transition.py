@@ -41,9 +41,7 @@ class RunState(NamedTuple):
     draw: Any  # Slots of int32 [] per worker: its draw from a shared stream; together, the first that are not used.
     batch_size: jax.Array  # int32 []; rows per batch; 0 if the source does not tell.
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
-    arrivals: (
-        jax.Array
-    )  # int32 []; gradients so far, applied or not, and pulls alone; in a simulation also reads of blocks.
+    arrivals: jax.Array  # int32 []; gradients so far, applied or not, pulls alone, and a simulation's reads of blocks.
     dropped: jax.Array  # int32 []; commits that the method refused so far.
     rejected: jax.Array  # int32 []; commits rejected so far: they, or the state after them, were not finite.
     rejected_in_a_row: jax.Array  # int32 []; rejections since the last applied commit.

@@ -279,9 +279,7 @@ class Events(NamedTuple):
     commits: np.ndarray  # bool [E]; False: the worker discards its gradient and pulls again.
     row: np.ndarray  # int [E]
     draw: np.ndarray  # int32 [E]
-    blocks: (
-        np.ndarray
-    )  # bool [E, B]; the blocks that the worker reads: all, or those of an earlier pull that it reads later.
+    blocks: np.ndarray  # bool [E, B]; the blocks that the worker reads: all, or some of an earlier pull.
 
     @property
     def whole(self) -> np.ndarray:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -29,7 +28,6 @@ NEEDED: dict[str, tuple[str, ...]] = {
 EVENTS = tuple(NEEDED)
 LINE_BEGINS = b'{"event":"'
 LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.
-IN_USE = "the log {} is in use by another run; wait for its end, or give each run a log of its own"
 
 
 class EventLog:
@@ -64,7 +62,6 @@ class EventLog:
         cut = _cut_at(path) is not None
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._absolute = os.path.abspath(path)
-        self._used = threading.Lock()  # That of the file does not keep this object from itself.
         if cut:
             with contextlib.suppress(BlockingIOError), self.alone():  # A run that goes on may have written half a line.
                 pass
@@ -83,30 +80,27 @@ class EventLog:
         """
         if self._file.closed:
             raise ValueError(f"the log {self._file.name} is closed; make another gemjax.EventLog of this path")
-        if not self._used.acquire(blocking=False):
-            raise BlockingIOError(IN_USE.format(self._file.name))
         try:
-            try:
-                locked = lock(self._absolute)
-            except BlockingIOError:
-                raise BlockingIOError(IN_USE.format(self._file.name)) from None
-            try:
-                self._file.flush()
-                if (size := _cut_at(self._absolute)) is not None:  # Of a run that was killed.
-                    os.truncate(self._absolute, size)
-                if trace is not None:
-                    self.check_continued(trace)
-                yield
-            finally:
-                # Closing raises it again, when the result of the run is not lost with it.
-                try:
-                    with contextlib.suppress(OSError):
-                        if not self._file.closed:
-                            self._file.flush()  # Before another run may write.
-                finally:
-                    unlock(locked)
+            locked = lock(self._absolute)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"the log {self._file.name} is in use by another run; wait for its end, or give each run a log of its own"
+            ) from None
+        try:
+            self._file.flush()
+            if (size := _cut_at(self._absolute)) is not None:  # Of a run that was killed.
+                os.truncate(self._absolute, size)
+            if trace is not None:
+                self.check_continued(trace)
+            yield
         finally:
-            self._used.release()
+            # Closing raises it again, when the result of the run is not lost with it.
+            try:
+                with contextlib.suppress(OSError):
+                    if not self._file.closed:
+                        self._file.flush()  # Before another run may write.
+            finally:
+                unlock(locked)
 
     def check_continued(self, trace: Trace) -> None:
         """Check that a run which goes on after the commits of ``trace`` may be appended.

@@ -289,12 +289,14 @@ class Roster:
 
     def arrived(self, worker: int, number: int, at: float, gradient: Any, error: BaseException | None = None) -> None:
         """Accept a gradient or its error, once per dispatch and only if its worker still takes part."""
-        awaited = self._in_progress(worker, number)
-        if awaited is None or worker not in self.computing:
+        awaited = self.computing.get(worker)
+        if awaited is None or awaited.number != number:
             self._record("late", worker)
-            if awaited is not None and worker in self.absent:
+            if self._in_progress(worker, number) is None:
+                return
+            if worker in self.absent:
                 self.absent[worker] = None
-            elif awaited is not None:
+            else:
                 self._enter(worker)
             return
         self._arrived_at, self._warned = max(self._arrived_at, at), False

@@ -71,7 +71,9 @@ class CentralPrograms(abc.ABC):
         self._keeps_local = bool(jax.tree.leaves(locals_))
         self._undelivered: dict[int, Packed] = {}  # Pulled views on the devices of the central variable.
         state = without_numbers(state._replace(view=Slots(state.view.value._replace(local=()), self.num_workers)))
-        self._known = _known(transition, batches, placement, (state, self._local[0], example, batches.data))
+        # What is known of a run with the same functions on the same devices, whose arrays have the same kinds.
+        same = transition, batches._traced(), tuple(placement.workers), placement.central
+        self._known = KNOWN.get(same, dict, (state, self._local[0], example, batches.data))
         self.packers = self._pack(
             self.once(
                 f"packers of {self.largest_packed} bytes",
@@ -294,12 +296,6 @@ class CentralPrograms(abc.ABC):
 # Compiled, because each eager copy of a leaf takes some microseconds.
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 KNOWN = Kept()
-
-
-def _known(transition: Transition, batches: Any, placement: Any, given: PyTree) -> dict[str, Any]:
-    """Return what is known of a run with the same functions on the same devices, whose arrays have the kinds of ``given``."""
-    same = transition, batches._traced(), tuple(placement.workers), placement.central
-    return KNOWN.get(same, dict, given)
 
 
 def _settle(views, packed, local, moved):
