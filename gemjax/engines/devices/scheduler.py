@@ -2,6 +2,7 @@
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import time
 import warnings
@@ -25,6 +26,21 @@ from gemjax.engines.running.progress import ProgressLine
 from gemjax.protocol.local_steps import PeriodsEndError
 
 
+@dataclasses.dataclass
+class Options:
+    """Arguments of an engine on which the scheduler depends, checked."""
+
+    num_commits: int
+    policy: Policy
+    members: Members
+    callback: Callback | None
+    callback_every: int
+    callback_seconds: float  # INFINITY without a limit, or a callback.
+    stops: list[int]  # In increasing order.
+    progress: bool
+    saving: Saving
+
+
 class Scheduler:
     """Event loop around a :class:`Roster`: it reads the clock, waits, reports events and executes instructions.
 
@@ -32,25 +48,19 @@ class Scheduler:
     """
 
     def __init__(
-        self, programs: CentralPrograms, waiters: Waiters, history: RunHistory, num_commits: int, policy: Policy,
-        members: Members, held: Held, line: ProgressLine, saving: Saving, evaluator: Evaluator | None = None,
+        self, options: Options, programs: CentralPrograms, waiters: Waiters, history: RunHistory, held: Held,
+        evaluator: Evaluator | None,
     ):  # fmt: skip
-        self.programs, self.waiters, self.history, self.members, self.held = programs, waiters, history, members, held
-        self.num_commits, self.policy, self.line = num_commits, policy, line
-        self.saving, self.evaluator = saving, evaluator
-        self.callback: Callback | None = None
+        self.options, self.programs, self.waiters, self.history = options, programs, waiters, history
+        self.held, self.evaluator = held, evaluator
+        self.num_commits, self.members, self.saving = options.num_commits, options.members, options.saving
+        self.callback, self.line = options.callback, ProgressLine(options.progress, options.num_commits)
         self.evaluated: list[Evaluated] = []  # Those that the callback has not been given.
         self.call_at = INFINITY  # time.perf_counter() at which the callback is called, even without a commit.
 
-    def run(
-        self,
-        callback: Callback | None,
-        callback_every: int,
-        callback_seconds: float | None = None,
-        stops: Sequence[int] = (),
-    ) -> bool:
-        """Commit until the run is complete; return True if the callback ended it early. ``stops`` are in increasing order."""
-        self.callback = callback
+    def run(self) -> bool:
+        """Commit until the run is complete; return True if the callback ended it early."""
+        policy, options = self.options.policy, self.options
         self.line.begin()
         with self.held.open():
             self.programs.warm_up()
@@ -59,10 +69,10 @@ class Scheduler:
         if self.programs.prefetcher is not None:
             self.programs.prefetcher.on_read(self.waiters.wake)
         with self.members.waking(self.waiters.wake):
-            measured = (*self.programs.measured, *["interrupted"] * (self.policy.interrupt is not None))
+            measured = (*self.programs.measured, *["interrupted"] * (policy.interrupt is not None))
             self.history.begin(self.programs.reported, measured, **self.programs.placement.names())
             self.roster = Roster(
-                self.policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
+                policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
                 steps=self.programs.steps, devices=self.programs.placement.workers, absent=self.members.absent,
                 lost=self.programs.late, now=time.perf_counter(), draws=self.programs.draws,
                 num_blocks=self.programs.num_blocks,
@@ -72,9 +82,8 @@ class Scheduler:
             self.saving.start(self.history.commits)
             if self.evaluator is not None:
                 self.evaluator.evaluation.begin(self.history.commits)
-            timed = callback is not None and callback_seconds is not None
             try:
-                stopped = self._loop(callback_every, callback_seconds if timed else INFINITY, stops)
+                stopped = self._loop(options.callback_every, options.callback_seconds, options.stops)
             except BaseException:
                 with contextlib.suppress(Exception), self.held.open():
                     self.record_evaluations(wait=True)

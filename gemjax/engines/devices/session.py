@@ -22,7 +22,8 @@ from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.history import RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.scheduler import Scheduler
+from gemjax.engines.devices.roster import INFINITY
+from gemjax.engines.devices.scheduler import Options, Scheduler
 from gemjax.engines.result import (
     Callback,
     History,
@@ -38,7 +39,6 @@ from gemjax.engines.result import (
 from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate, Evaluation, Evaluator, every_of
 from gemjax.engines.running.interrupts import Held
-from gemjax.engines.running.progress import ProgressLine
 from gemjax.engines.transition import RunState, Transition, first_shapes
 from gemjax.engines.transition import first_state as first_state_of
 from gemjax.protocol import PyTree
@@ -51,24 +51,17 @@ from gemjax.telemetry.eventlog import EventLog
 
 
 @dataclasses.dataclass
-class Run:
+class Run(Options):
     """A run whose arguments have been checked."""
 
     transition: Transition
-    num_commits: int
     params: PyTree
     model_state: PyTree
-    policy: Policy
-    members: Members
     state: RunState | None  # To continue from.
     recorded: Trace | None
     earlier: History
     log: EventLog | None
-    # With the commits and the seconds between two calls.
-    callback: tuple[Callback | None, int, float | None, list[int]]
     evaluation: Evaluation
-    progress: bool
-    saving: Saving
 
     @property
     def num_workers(self) -> int:
@@ -114,21 +107,8 @@ class Run:
             evaluator = None
             if self.evaluation.evaluate is not None:
                 evaluator = threads.enter_context(Evaluator(self.evaluation, programs.evaluator, waiters.wake))
-            line = ProgressLine(self.progress, self.num_commits)
-            scheduler = Scheduler(
-                programs,
-                waiters,
-                history,
-                self.num_commits,
-                self.policy,
-                self.members,
-                held,
-                line,
-                self.saving,
-                evaluator,
-            )
             try:
-                stopped = scheduler.run(*self.callback)
+                stopped = Scheduler(self, programs, waiters, history, held, evaluator).run()
                 evaluations = self.evaluation.columns()
                 made.append(Result(programs.reached(), history.history(), history.trace(), stopped, evaluations))
                 held.check()
@@ -176,6 +156,7 @@ def prepare(
     callback_every = every_of("callback_every", callback_every, num_commits)
     if callback_seconds is not None:
         check_positive("callback_seconds", callback_seconds)
+    seconds = INFINITY if callback is None or callback_seconds is None else callback_seconds
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),
         average_model_state=average_model_state, local=local, num_blocks=num_blocks,
@@ -200,9 +181,9 @@ def prepare(
     if members.num_workers != num_workers:
         raise ValueError(f"members are for {members.num_workers} workers, but the run has {num_workers}")
     return Run(
-        transition, num_commits, params, model_state, policy, members, state, recorded, earlier, log,
-        (callback, callback_every, callback_seconds, sorted(map(int, stops))),
-        Evaluation(evaluate, evaluate_every, num_commits, evaluations), progress, saving,
+        num_commits, policy, members, callback, callback_every, seconds, sorted(map(int, stops)), progress, saving,
+        transition, params, model_state, state, recorded, earlier, log,
+        Evaluation(evaluate, evaluate_every, num_commits, evaluations),
     )  # fmt: skip
 
 
