@@ -81,7 +81,7 @@ MESSAGES = [
     ),
     (
         lambda: run("simulate", model_state={"mode": "train"}),
-        "model_state at ['mode'] is the str 'train', but model_state may have arrays only; give the "
+        "model_state at ['mode'] is 'train', but model_state may have arrays only; give the "
         "parameters of a module, and keep everything else in the loss function",
     ),
     (

@@ -11,7 +11,7 @@ import optax
 
 from gemjax.engines.programs import Kept, Program
 from gemjax.protocol import PyTree
-from gemjax.protocol.checks import integer, with_extra_args
+from gemjax.protocol.checks import integer, shown, with_extra_args
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import nodes
@@ -38,7 +38,7 @@ def check_given(loss_fn: Callable, params: PyTree, model_state: PyTree) -> None:
             place = jax.tree_util.keystr(path) or "the root"
             if not is_numeric(leaf):
                 raise TypeError(
-                    f"{name} at {place} is {described(leaf)}, but {name} may have arrays only; give the parameters of a "
+                    f"{name} at {place} is {shown(leaf)}, but {name} may have arrays only; give the parameters of a "
                     "module, and keep everything else in the loss function"
                 )
             if name == "params" and not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
@@ -67,13 +67,13 @@ def is_traced(*trees: PyTree) -> bool:
 def check_callback(callback: Any, name: str = "callback", form: str = "(progress) -> bool") -> None:
     """Raise ``TypeError`` unless ``callback``, the argument ``name``, is ``None``, a function, or a callable object."""
     if callback is not None and (isinstance(callback, type) or not callable(callback)):
-        raise TypeError(f"{name} is {described(callback)}, but must be a function; give {name}{form}")
+        raise TypeError(f"{name} is {shown(callback)}, but must be a function; give {name}{form}")
 
 
 def check_log(log: Any) -> None:
     """Raise ``TypeError`` unless ``log`` is ``None`` or has the methods ``write`` and ``flush`` of :class:`gemjax.EventLog`."""
     if log is not None and not (hasattr(log, "write") and hasattr(log, "flush")):
-        raise TypeError(f"log is {described(log)}, but must be a gemjax.EventLog; give gemjax.EventLog('run.jsonl')")
+        raise TypeError(f"log is {shown(log)}, but must be a gemjax.EventLog; give gemjax.EventLog('run.jsonl')")
 
 
 def checked_seed(seed: int) -> int:
@@ -93,21 +93,6 @@ def is_numeric(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     kinds = (np.number, np.bool_, jax.dtypes.prng_key)
     return hasattr(leaf, "shape") and dtype is not None and any(jax.dtypes.issubdtype(dtype, kind) for kind in kinds)
-
-
-def described(value: Any) -> str:
-    """Describe a value in a few words.
-
-    >>> described("gem"), described(len), described(np.zeros(3)), described({})
-    ("the str 'gem'", 'a function', 'an array of shape [3]', 'of type dict')
-    """
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if isinstance(value, (str, int, float)):
-        return f"the {type(value).__name__} {value!r:.40}"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"an array of shape {list(np.shape(value))}"
-    return "a function" if callable(value) else f"of type {type(value).__name__}"
 
 
 def shapes_of(init: Callable, *args: PyTree) -> PyTree:
