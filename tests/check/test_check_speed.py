@@ -52,7 +52,7 @@ def test_overlap_on_one_device_is_known_without_a_run():
     assert (overlap.devices, overlap.at_once, overlap.gain) == (1, 1.0, None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_engines_are_timed():
     placement = gemjax.place(3)
     measured = speed.measure_speed(TINY, placement, seconds=0.05)

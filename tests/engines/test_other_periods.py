@@ -71,7 +71,11 @@ def test_a_resumed_run_is_that_of_a_table_of_all_periods(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shards", "function"])
-@pytest.mark.parametrize("second", [4, (1, 5), ((6,) * 40, (2,) * 40)], ids=["int", "per worker", "table"])
+@pytest.mark.parametrize(
+    "second",
+    [*(pytest.param(period, marks=pytest.mark.nightly) for period in (4, (1, 5))), ((6,) * 40, (2,) * 40)],
+    ids=["int", "per worker", "table"],
+)
 def test_workers_go_on_with_rows_of_their_own(second, kind):
     """Each worker has made steps of its own number, according to a period of its own."""
     make = {"shards": gemjax.Shards(DATA, 2, 2), "function": lambda w, s: {"row": jnp.stack([w, 2 + s])}}

@@ -18,8 +18,9 @@ def test_agrees_with_the_paper(x64, name):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * max(1.0, np.abs(expected).max()))
 
 
-def test_one_worker_with_a_heavy_ball_is_momentum_sgd():
-    ours, theirs = gemjax.momentum_asgd(0.1, momentum=0.8), optax.sgd(0.1, momentum=0.8)
+@pytest.mark.parametrize("alias", [gemjax.momentum_asgd, gemjax.multi_asgd])
+def test_one_worker_with_a_heavy_ball_is_momentum_sgd(alias):
+    ours, theirs = alias(0.1, momentum=0.8), optax.sgd(0.1, momentum=0.8)
     params = jnp.array([1.0, -3.0])
     ours_state, theirs_state = ours.init(params), theirs.init(params)
     for grads in (params, 2 * params, -params):
@@ -37,7 +38,7 @@ def test_one_worker_computes_where_nesterov_does(x64):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+@pytest.mark.parametrize("alias", [*ALIASES.values(), gemjax.multi_asgd])
 def test_without_momentum_it_is_asgd(x64, alias):
     order = runs.ORDER[:50]
     found, _ = runs.run(alias(0.1, momentum=0.0, num_workers=runs.NUM_WORKERS), order)

@@ -209,7 +209,7 @@ sys.exit(cli.main(sys.argv[1:]))
 @pytest.mark.slow
 def test_a_run_in_a_process_whose_files_may_not_grow(tmp_path):
     """The first checkpoints do not fit; after a warning it waits until the limit is lifted, and the next one is written."""
-    flags = ["--engine", "simulate", "--workers", "4", "--epochs", "12", "--checkpoint-every", "20"]
+    flags = ["--engine", "simulate", "--model", "mlp", "--workers", "4", "--epochs", "12", "--checkpoint-every", "20"]
     flags += ["--out", str(tmp_path / "run")]
     process = subprocess.Popen(
         [sys.executable, "-c", LIMITED, *flags], cwd=Path(__file__).parents[3], text=True,

@@ -241,7 +241,10 @@ def test_a_signal_while_the_summary_is_made_names_the_command(second, monkeypatc
 @pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
     """The system sends SIGHUP, and from then on writing to the terminal fails."""
-    flags = ["--engine", "simulate", "--workers", "4", "--epochs", "400", "--out", str(tmp_path / "run")]
+    flags = [
+        *["--engine", "simulate", "--model", "mlp", "--workers", "4", "--epochs", "400", "--out"],
+        str(tmp_path / "run"),
+    ]
     folder, (terminal, end) = RunFolder(tmp_path / "run"), pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", f"import os; os.setsid(); os.close(os.open({os.ttyname(end)!r}, os.O_RDWR)); "

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 from engines.problems import Abreast
-from shrunk import COMMITS, Dense, flags
+from shrunk import COMMITS, dense, flags
 
 import gemjax
 from train import cli
@@ -18,7 +18,6 @@ from train.config.config import Config
 from train.report.replay import replay
 from train.run import train as training
 from train.run.folder import RunFolder
-from train.task import models
 from train.task.data import load
 from train.task.task import arguments, make_task, state_shapes
 
@@ -28,7 +27,7 @@ SAME = "same to rounding"
 @pytest.fixture
 def made(monkeypatch, tmp_path, tmp_path_factory):
     """Return a function that makes a small run with all its checkpoints and returns its folder."""
-    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    dense(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.setattr(training, "CALLBACK_EVERY", 11)
@@ -262,7 +261,7 @@ def test_lost_gradients_are_replayed(made, monkeypatch):
     assert replayed(folder)["verdict"] in (SAME, "as far as rounding carries")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_simulation_that_lost_all_gradients_for_a_while_replays(made, capsys):
     """Each worker lost several in a row and pulled at one clock; the first to commit again has no late pull in the trace."""
     folder = made("--method", "dana_zero", "--learning-rate", "0.02")
