@@ -20,7 +20,7 @@ from methods.rows import METHODS
 import gemjax
 from gemjax.engines.cluster.actor import Actor
 from gemjax.engines.cluster.connection import imported_ray
-from gemjax.engines.devices.stepwise import Stepwise
+from gemjax.engines.devices.hardware.programs.gradients import Stepwise
 
 ROWS = {row.name: row for row in METHODS}
 

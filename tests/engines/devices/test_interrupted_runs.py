@@ -14,7 +14,7 @@ from engines.test_law import WORKERS, assert_the_law, on_devices
 from methods.rows import METHODS
 
 import gemjax
-from gemjax.engines.devices.stepwise import Stepwise
+from gemjax.engines.devices.hardware.programs.gradients import Stepwise
 
 SLOW, OTHERS, LIMIT = 3, 4, 8  # The others make 12 commits while the slow worker computes.
 

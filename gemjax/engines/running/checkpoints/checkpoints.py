@@ -21,7 +21,7 @@ from gemjax.engines.memory import STATE, Elsewhere
 from gemjax.engines.result import History, Result, check_valid
 from gemjax.engines.running import keys
 from gemjax.engines.running.checkpoints import contents, folder
-from gemjax.engines.running.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
+from gemjax.engines.running.checkpoints.errors import ADVICE, CheckpointError, is_write_error, unreadable, write_error
 from gemjax.engines.running.checkpoints.files import InFile, can_stay
 from gemjax.engines.running.checkpoints.writing import ORBAX, in_background
 from gemjax.engines.running.interrupts import Held
@@ -322,7 +322,7 @@ class Checkpoints:
         """Return the metadata of a checkpoint of which no file is missing or cut."""
         checkpoint = folder.path_of(self.folder, commits)
         if (what := folder.damage_of(checkpoint)) is not None:
-            raise damage(self._name(commits), what)
+            raise CheckpointError(f"{self._name(commits)} is damaged: {what}; {ADVICE}")
         return folder.custom_metadata(checkpoint)
 
     def close(self) -> None:

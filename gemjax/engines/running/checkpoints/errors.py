@@ -36,11 +36,6 @@ def is_write_error(error: Exception) -> bool:
     return isinstance(error, (OSError, MemoryError)) or WRITE_ERROR.search(str(error)) is not None
 
 
-def damage(checkpoint: str, what: str) -> CheckpointError:
-    """Make the error for a damaged checkpoint, in one line."""
-    return CheckpointError(f"{checkpoint} is damaged: {what}; {ADVICE}")
-
-
 def unreadable(checkpoint: str, error: Exception) -> CheckpointError:
     """Make the error for a checkpoint that Orbax refuses to read; its messages have many lines and do not name the folder."""
     first_line = ascii(str(error).strip().partition("\n")[0][:160])[1:-1]

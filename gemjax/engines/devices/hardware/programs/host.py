@@ -14,9 +14,8 @@ from gemjax.engines.devices.hardware.packing import Packed, send
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
-from gemjax.engines.devices.hardware.programs.gradients import packed_gradient, stepwise
+from gemjax.engines.devices.hardware.programs.gradients import Stepwise, packed_gradient, stepwise
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
-from gemjax.engines.devices.stepwise import Stepwise
 from gemjax.engines.programs import Program
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import PyTree
