@@ -12,6 +12,7 @@ except ImportError:  # Not a Unix system.
 
 # What file systems without locks say.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+_held: set[int] = set()
 
 
 def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = False) -> int:
@@ -40,11 +41,14 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
         if not missing or (strict and error.errno not in NO_LOCKS):
             os.close(opened)
             raise
+    _held.add(opened)
     return opened
 
 
 def unlock(opened: int) -> None:
-    if opened >= 0:
+    """End a lock; a second call ends no other one that has got its number."""
+    if opened in _held:
+        _held.discard(opened)
         if fcntl is not None:
             with contextlib.suppress(OSError):
                 # A program that is just being started has a copy of the open file, with which the lock would go on.
