@@ -303,12 +303,10 @@ def _conclude(config, folder, result, callback, found, seconds, console) -> dict
             f"stopped by {name} at {callback.line.done} of {callback.task.num_commits} commits; go on with: {folder.go_on}",
         )
     loss, accuracy = found
-    try:  # Over the whole run, including the parts before it was resumed.
-        run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
-        applied = run.only("commit")["staleness"]
-        rate = gemjax.summarise(run).rate if line.done and run.measured else line.rate
-    except ValueError as error:  # Another process has changed the log meanwhile.
-        raise RecordError(f"the run is at its end, but its log was changed: {error}") from error
+    # Over the whole run, including the parts before it was resumed.
+    run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
+    applied = run.only("commit")["staleness"]
+    rate = gemjax.summarise(run).rate if line.done and run.measured else line.rate
     p50, p95 = np.percentile(applied if len(applied) else np.zeros(1), [50, 95])
     summary = {
         "commits": line.done,

@@ -102,16 +102,11 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     folder.data = task.data_checksum()
     folder.create()
     with alone(folder.path):
-        known = _known(grid, folder)  # Another process may have begun, or ended, a sweep there meanwhile.
+        folder.check_grid(grid)  # Another process may have begun, or ended, a sweep there meanwhile.
+        known = folder.known(grid.cells)
         folder.begin(grid)
         interrupts.raise_again()  # From here there is a folder to resume from, which the last line names.
         return _run(grid, folder, known, task, console)
-
-
-def _known(grid: Grid, folder: SweepFolder) -> dict[Cell, list[Row]]:
-    """Return the finished cells, if the folder holds no other sweep."""
-    folder.check_grid(grid)
-    return folder.known(grid.cells)
 
 
 def _run(grid: Grid, folder: SweepFolder, known: dict[Cell, list[Row]], task: Task, console: Console) -> list[Row]:

@@ -94,13 +94,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
                 )
             if not pieces:
                 say(console, HEADER)
-            try:
-                pieces.append(compare(state, end_state, (begin, end), lambda s, b=begin, e=end: replayer.run(s, b, e)))
-            except ValueError as error:  # The trace cannot go on from this state.
-                raise RecordError(
-                    f"{folder.path} cannot be replayed from {begin} commits on: the checkpoint there and {folder.events.name} "
-                    f"are of different runs ({error})"
-                ) from error
+            pieces.append(compare(state, end_state, (begin, end), lambda s, b=begin, e=end: replayer.run(s, b, e)))
             say(console, _row(pieces[-1]))
             state, begin = end_state, end
     if not pieces:

@@ -126,7 +126,7 @@ def test_a_folder_without_classes_and_a_file_that_is_no_image_are_named(tmp_path
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "notes.txt").write_text("no image")
     own.load.cache_clear()
-    with pytest.raises(DataError, match=r"notes\.txt is not an image"):
+    with pytest.raises(OSError, match=r"cannot identify image file .*notes\.txt"):
         data.load(str(tmp_path))
 
 

@@ -65,14 +65,12 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             raise DataError(f"{error}. {remedy}") from None
 
     @classmethod
-    def check_file(cls, file: Path, size: int | None, sha256: str) -> None:
-        """Check that a file has the registered size, if one is given, and SHA-256.
+    def check_file(cls, file: Path, sha256: str) -> None:
+        """Check that a file has the registered SHA-256.
 
         Raises:
           DataError: if it is another or an incomplete file.
         """
-        if size is not None and file.stat().st_size != size:
-            raise DataError(f"{file} has {file.stat().st_size:,} bytes, but {cls.title}'s file has {size:,}")
         with file.open("rb") as content:
             if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
                 raise DataError(f"{file} is not {cls.title}'s file: its SHA-256 differs")

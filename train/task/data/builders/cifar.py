@@ -18,15 +18,14 @@ class Cifar10(Builder, skip_registration=True):
     """CIFAR-10: 50,000 + 10,000 colour photographs of 32x32 pixels in 10 classes (Krizhevsky, 2009).
 
     This is the binary one of the three forms of the original archive; the Python one consists of pickles, which can run code
-    when they are read. Size and SHA-256 are those that TFDS registers. The files are read from the archive without
-    unpacking it to the disk.
+    when they are read. The SHA-256 is that which TFDS registers. The files are read from the archive without unpacking it to
+    the disk.
     """
 
     name = "gemjax_cifar10"
     title = "CIFAR-10"
     homepage = "https://www.cs.toronto.edu/~kriz/"
     archive = "cifar-10-binary.tar.gz"
-    size = 170_052_171
     sha256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
     folder = "cifar-10-batches-bin"
     files: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -44,7 +43,7 @@ class Cifar10(Builder, skip_registration=True):
 
     @classmethod
     def check_originals(cls, folder: Path) -> None:
-        cls.check_file(folder / cls.archive, cls.size, cls.sha256)
+        cls.check_file(folder / cls.archive, cls.sha256)
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:
         splits = self.read(Path(dl_manager.manual_dir) / self.archive)
@@ -74,7 +73,6 @@ class Cifar100(Cifar10, skip_registration=True):
     name = "gemjax_cifar100"
     title = "CIFAR-100"
     archive = "cifar-100-binary.tar.gz"
-    size = 168_513_733
     sha256 = "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
     folder = "cifar-100-binary"
     files: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("train.bin",), "test": ("test.bin",)}

@@ -37,7 +37,7 @@ class Mnist(Builder, skip_registration=True):
     @classmethod
     def check_originals(cls, folder: Path) -> None:
         for file, digest in cls.sha256.items():
-            cls.check_file(folder / file, None, digest)
+            cls.check_file(folder / file, digest)
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:
         folder = Path(dl_manager.manual_dir)

@@ -16,13 +16,12 @@ class TinyShakespeare(Builder, skip_registration=True):
     """Tiny Shakespeare: 1,115,394 characters of Shakespeare's plays (A. Karpathy, 2015), all of them ASCII.
 
     Split as TFDS's `tiny_shakespeare` splits it: the first 90 % are for training, the next 5 % for
-    validation, the last 5 % for testing. Size and SHA-256 are those that TFDS registers.
+    validation, the last 5 % for testing. The SHA-256 is that which TFDS registers.
     """
 
     name = "gemjax_tiny_shakespeare"
     title = "Tiny Shakespeare"
     homepage = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
-    size = 1_115_394
     sha256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
     @classmethod
@@ -31,7 +30,7 @@ class TinyShakespeare(Builder, skip_registration=True):
 
     @classmethod
     def check_originals(cls, folder: Path) -> None:
-        cls.check_file(folder / FILE, cls.size, cls.sha256)
+        cls.check_file(folder / FILE, cls.sha256)
 
     def _features(self) -> dict[str, tfds.features.FeatureConnector]:
         return {"text": tfds.features.Text()}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps
 
 from train.common.errors import DataError
 from train.task.data.dataset import Columns, Dataset, mean_and_std
@@ -24,7 +24,8 @@ def read(folder: Path, test_share: float, image_size: int | None) -> Dataset:
     squares and scaled.
 
     Raises:
-      DataError: if there are no images, or Pillow cannot read a file (a ValueError).
+      DataError: if there are no images (a ValueError).
+      OSError: if Pillow cannot read a file; with its name.
     """
     roots = [folder]
     if any(path.is_dir() for path in folder.glob("train/*")):  # Otherwise "train" may be a class, as "car" is.
@@ -36,7 +37,9 @@ def read(folder: Path, test_share: float, image_size: int | None) -> Dataset:
         raise DataError(
             f"{folder} must have a folder of images per class; it has {len(every)} files in {len(classes)} folders"
         )
-    parts = [[(functools.partial(_opened, path), classes.index(path.parent.name)) for path in part] for part in files]
+    parts = [
+        [(functools.partial(Image.open, path), classes.index(path.parent.name)) for path in part] for part in files
+    ]
     return of_images(str(folder), parts, classes, test_share, image_size)
 
 
@@ -59,13 +62,6 @@ def of_images(
 def _is_shown(path: Path) -> bool:
     """Return True for a file that no program hides, as macOS does with `.DS_Store`."""
     return path.is_file() and not path.name.startswith(".") and not path.parent.name.startswith(".")
-
-
-def _opened(path: Path) -> Image.Image:
-    try:
-        return Image.open(path)
-    except UnidentifiedImageError:
-        raise DataError(f"{path} is not an image that Pillow reads; move it out of the folder of its class") from None
 
 
 def _size_and_mode(image: Callable[[], Image.Image]) -> tuple[tuple[int, int], str]:
