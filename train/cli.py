@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from train.common import compilation, interrupts
 from train.common.console import RunConsole, adapt_output
 from train.common.errors import DataError, RecordError, UsageError, printable
-from train.common.files import FULL, in_words, release
+from train.common.files import FULL, in_words, release, reserve
 from train.config import helptext
 from train.config.config import Config
 from train.config.file import show_config, take_config
@@ -67,16 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"train: {printable(message)}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
-            print(f"train: {printable(_of_memory(error))}", file=sys.stderr)
-            return 1
-        raise
-
-
-def _of_memory(error: Exception) -> str:
-    """Return what to say of a device without memory."""
-    found = " ".join(str(error).partition("RESOURCE_EXHAUSTED")[2].lstrip(": ").split())[:200]
-    return f"a device has not enough memory ({found}); {MORE_MEMORY}"
+        _, is_full, found = str(error).partition("RESOURCE_EXHAUSTED")
+        if not is_full:
+            raise
+        message = f"a device has not enough memory ({' '.join(found.lstrip(': ').split())[:200]}); {MORE_MEMORY}"
+        print(f"train: {printable(message)}", file=sys.stderr)
+        return 1
 
 
 def _train(argv: list[str]) -> int:
@@ -99,7 +95,7 @@ def _train(argv: list[str]) -> int:
     is_named = bool(resume or config.out or config.dry_run)
     try:
         if not is_named:
-            folder = folder.reserved()
+            folder = RunFolder(reserve(folder.path))
         summary = train(config, folder, console, interrupt)
     except gemjax.CheckpointError as error:
         raise UsageError(str(error)) from error

@@ -25,6 +25,7 @@ from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
 from train.common.files import check_out, write_whole
+from train.common.machine import cores
 from train.config.parsing import in_flags, parse_flags
 from train.config.validation import one_of
 from train.run.groups.progress import GroupProgress
@@ -225,7 +226,7 @@ def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     known = pool.known(runs)
     missing = [run for run in runs if run not in known]
     total, left = sum(map(costs.commits, runs)), sum(map(costs.commits, missing))
-    processes = asked.processes or Processes.usual()
+    processes = asked.processes or cores()
     whole = sum(map(costs.gradients, runs))
     seconds = (
         sum(map(costs.gradients, missing)) / costs.speed(known, claim, asked.scale, whole, processes) if missing else 0

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
@@ -190,12 +190,8 @@ class Config(Common):
 
     def changed(self, before: "Config") -> list[str]:
         """Return the flags that differ from `before` though a resumed run must keep them."""
-        return [flag(name) for name, value in self.fixed().items() if value != getattr(before, name)]
-
-    def fixed(self) -> dict[str, Any]:
-        """Return the fields that a resumed run must keep."""
-        names = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING + RESUMABLE]
-        return {name: getattr(self, name) for name in names}
+        fixed = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING + RESUMABLE]
+        return [flag(name) for name in fixed if getattr(self, name) != getattr(before, name)]
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the configuration as JSON, into a new folder if there is none."""

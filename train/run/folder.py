@@ -71,10 +71,6 @@ class RunFolder:
             )
         return folder
 
-    def reserved(self) -> "RunFolder":
-        """Create the folder of a run without `--out`, with a number behind its name if another run began in the same second."""
-        return RunFolder(files.reserve(self.path))
-
     def check_new(self) -> None:
         """Raise `FileExistsError` if the folder holds a run."""
         if self.config.exists():

@@ -21,7 +21,7 @@ from train.common.console import say, warnings_on
 from train.common.errors import RecordError, UsageError
 from train.common.files import in_shell, write_whole
 from train.common.interrupts import StopRequest
-from train.common.machine import cores, in_its_precision
+from train.common.machine import in_its_precision
 from train.config.config import Config
 from train.config.parsing import in_flags
 from train.run import figures
@@ -29,7 +29,7 @@ from train.run.callback import RunCallback, commits_between, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records.log import RunLog
-from train.task.cluster import policy, ray_cluster, traces
+from train.task.cluster import cpu_devices, placement, policy, ray_cluster, traces
 from train.task.memory import check_memory
 from train.task.task import Arguments, Task, arguments, initial_state, make_task, parameter_shapes, state_shapes
 
@@ -60,6 +60,11 @@ class Prepared(NamedTuple):
     policy: gemjax.Policy | None
     trace: gemjax.Trace | None
     longer: gemjax.Trace | None
+
+    @property
+    def evaluator(self) -> jax.Device | None:
+        """The device on which a run is evaluated; `None` for the first one."""
+        return self.placement.evaluator if self.placement else None
 
 
 @in_its_precision
@@ -102,9 +107,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
             )
             if restored is not None:
                 callback.make_up(restored, recorded)
-            elif (
-                not callback.first_is_due
-            ):  # Now, so that a run that is killed before the next checkpoint can be resumed.
+            elif not callback.first_is_due:  # So that a run that is killed before the next checkpoint can be resumed.
                 callback.save_first(initial_state(config, prepared.passed, prepared.device), recorded)
             initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
@@ -113,7 +116,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
                 try:
                     result = _run_engine(config, prepared, initial, recorded, workers, callback)
                     seconds = time.perf_counter() - began
-                    found = callback.conclude(result, _evaluator(prepared))
+                    found = callback.conclude(result, prepared.evaluator)
                 except Exception as error:  # The run can be resumed from the saved state, once the cause is fixed.
                     callback.save_after_error(result_of(error) or result)
                     raise
@@ -129,7 +132,7 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
     """
     scheduled = None
     if config.engine != "simulate":
-        gemjax.cpu_devices(min(_cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
+        gemjax.cpu_devices(min(cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
         scheduled = policy(config)  # Refuses numbers that do not go together.
     with warnings_on(console):
         logged = folder.logged(config)
@@ -164,49 +167,12 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
         done = f"all {made} commits" if made == total else f"{made} commits, and {total} are asked for"
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
         return None
-    placement = _placement(config) if config.engine == "devices" else None
+    placed = placement(config) if config.engine == "devices" else None
     passed = arguments(config, task)
     trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)
     # The state of a real run is in host memory: it may be larger than the memory of one device.
     device = jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
-    return Prepared(task, passed, device, logged, placement, scheduled, trace, longer)
-
-
-def _cpu_devices(config: Config) -> int:
-    """Return the number of devices of this host's CPU on which workers and central variable are."""
-    if config.engine != "devices":
-        return config.central_devices
-    # Each device compiles its own programs, and more devices than cores would only take turns.
-    places = min(config.workers, cores() + 1) * config.worker_devices
-    dedicated = config.central in ("auto", "dedicated")
-    return places + config.central_devices if dedicated else max(places, config.central_devices)
-
-
-def _placement(config: Config) -> gemjax.Placement:
-    """Return the devices of a run.
-
-    Raises:
-      UsageError: if there are too few, or they would overlap in part.
-    """
-    devices = jax.local_devices()
-    evaluator = devices[-1] if devices[0].platform == "cpu" and len(devices) > _cpu_devices(config) else None
-    try:
-        placement = gemjax.place(
-            config.workers, None if config.central == "auto" else config.central,
-            devices[:-1] if evaluator else devices,
-            central_devices=config.central_devices, worker_devices=config.worker_devices,
-        )  # fmt: skip
-        return dataclasses.replace(placement, evaluator=evaluator) if evaluator else placement
-    except ValueError as error:
-        raise UsageError(
-            f"--central {config.central} does not fit this host: {str(error).partition('; ')[0]}; lower --central-devices and "
-            "--worker-devices, or change --central"
-        ) from error
-
-
-def _evaluator(prepared: Prepared) -> jax.Device | None:
-    """Return the device on which a run is evaluated; `None` for the first one."""
-    return prepared.placement.evaluator if prepared.placement else None
+    return Prepared(task, passed, device, logged, placed, scheduled, trace, longer)
 
 
 def _run_engine(
@@ -240,7 +206,7 @@ def _run_engine(
     else:
         run = functools.partial(gemjax.run_on_devices, placement=prepared.placement)
     # Compiled before the clock starts: the first evaluation would take cores from all workers.
-    task.evaluate(task.params, task.model_state, device=_evaluator(prepared))
+    task.evaluate(task.params, task.model_state, device=prepared.evaluator)
     members = gemjax.Members(config.workers)
     callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
     if callback.first_is_due:

@@ -1,4 +1,4 @@
-"""Clusters: the workers of one on Ray; of simulated ones the speeds, and the local steps between two commits."""
+"""Workers of a run: their devices on this host or on Ray; of simulated ones speeds and local steps between two commits."""
 
 import contextlib
 import dataclasses
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from train.common.console import say, warnings_on
 from train.common.errors import UsageError
+from train.common.machine import cores
 from train.config.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gemjax import Cluster, Policy, Trace, arrivals
+    from gemjax import Cluster, Placement, Policy, Trace, arrivals
 
 TIERS = (1.0, 0.75, 0.5, 0.25)
 """Speeds of the workers of a `tiered` cluster, in turn."""
@@ -96,6 +97,42 @@ def policy(config: Any) -> "Policy":
         return given.resolved(config.workers, METHODS[config.method].rounds)
     except ValueError as error:
         raise UsageError(f"--{error}") from error
+
+
+def cpu_devices(config: Any) -> int:
+    """Return the number of devices of this host's CPU on which workers and central variable are."""
+    if config.engine != "devices":
+        return config.central_devices
+    # Each device compiles its own programs, and more devices than cores would only take turns.
+    places = min(config.workers, cores() + 1) * config.worker_devices
+    dedicated = config.central in ("auto", "dedicated")
+    return places + config.central_devices if dedicated else max(places, config.central_devices)
+
+
+def placement(config: Any) -> "Placement":
+    """Return the devices of a run on this host.
+
+    Raises:
+      UsageError: if there are too few, or they would overlap in part.
+    """
+    import jax  # Imported here for the same reason.
+
+    import gemjax
+
+    devices = jax.local_devices()
+    evaluator = devices[-1] if devices[0].platform == "cpu" and len(devices) > cpu_devices(config) else None
+    try:
+        placement = gemjax.place(
+            config.workers, None if config.central == "auto" else config.central,
+            devices[:-1] if evaluator else devices,
+            central_devices=config.central_devices, worker_devices=config.worker_devices,
+        )  # fmt: skip
+        return dataclasses.replace(placement, evaluator=evaluator) if evaluator else placement
+    except ValueError as error:
+        raise UsageError(
+            f"--central {config.central} does not fit this host: {str(error).partition('; ')[0]}; lower --central-devices and "
+            "--worker-devices, or change --central"
+        ) from error
 
 
 def traces(config: Any, num_commits: int) -> "tuple[Trace, Trace]":

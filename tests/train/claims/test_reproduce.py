@@ -58,10 +58,6 @@ class Inline:
     def __exit__(self, *_):
         pass
 
-    @staticmethod
-    def usual():
-        return 2
-
     def make(self, groups, machine, progress):
         for run in [run for group in groups for run in group]:
             if error := self.fail.get(run.name):
@@ -76,6 +72,7 @@ def inline(monkeypatch):
     monkeypatch.setattr(Inline, "made", [])
     monkeypatch.setattr(Inline, "fail", {})
     monkeypatch.setattr(reproduce, "Processes", Inline)
+    monkeypatch.setattr(reproduce, "cores", lambda: 2)
     return Inline
 
 

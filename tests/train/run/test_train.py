@@ -18,6 +18,7 @@ from train.config.config import Config
 from train.run import train as training
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
+from train.task import cluster as pace
 from train.task import models
 from train.task.methods import make_method
 from train.task.models.layers import BatchNorm
@@ -96,7 +97,7 @@ def test_a_warning_of_a_run_is_a_line_on_the_terminal(tiny, small):
 
 
 def test_a_cpu_is_not_split_into_more_devices_than_its_cores_can_use(small, monkeypatch):
-    monkeypatch.setattr(training, "cores", lambda: 2)
+    monkeypatch.setattr(pace, "cores", lambda: 2)
     counts = []
 
     def stop(count):

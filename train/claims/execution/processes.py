@@ -36,24 +36,19 @@ class Processes:
     """
 
     def __init__(self, count: int | None = None):
-        cores = count or self.usual()
+        most = count or cores()
         context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would not copy.
         self._queue = context.Queue()
         with _one_thread():
             # Processes start when there is a run for them.
-            self._pool = futures.ProcessPoolExecutor(cores, context, initializer=_begin, initargs=(self._queue,))
+            self._pool = futures.ProcessPoolExecutor(most, context, initializer=_begin, initargs=(self._queue,))
             try:
                 with _naming_lost_processes():
                     self.hardware: dict[str, Any] = self._pool.submit(describe).result()
             except BaseException as error:  # Such as a signal, while the first process starts.
                 self.__exit__(type(error))
                 raise
-        self.count = count or (cores if self.hardware["backend"] == "cpu" else 1)
-
-    @staticmethod
-    def usual() -> int:
-        """Return the default number on a CPU: the cores that this process may use."""
-        return cores()
+        self.count = count or (most if self.hardware["backend"] == "cpu" else 1)
 
     def __enter__(self) -> Self:
         return self
