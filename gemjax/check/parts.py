@@ -63,7 +63,7 @@ def run(
     machine = parts.attempt("machine", describe, report.machine_rows)
     with warnings_of_jax() as messages:
         placement = parts.attempt("devices", lambda: _place(workers, cpu_devices), lambda _: [])
-    parts.show(report.message_rows(messages))
+    parts.show([("message of JAX", message) for message in messages])
     if placement is None:
         return Report(machine, failures=tuple(parts.failures), seconds=time.perf_counter() - began)
     devices = parts.attempt(
@@ -119,7 +119,8 @@ class _Parts:
             value = measure()
             self.show(rows(value))
         except Exception as error:
-            self._fail(Failure(part, _reason(error), REPORT, traceback.format_exc()))
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400] or 'no message'}"
+            self._fail(Failure(part, reason, REPORT, traceback.format_exc()))
             return None
         return value
 
@@ -141,7 +142,7 @@ class _Parts:
 
     def _fail(self, failure: Failure) -> None:
         self.failures.append(failure)
-        self.show(report.failure_rows(failure))
+        self.show([("FAILED", f"{failure.part}: {failure.reason}"), ("to do", failure.advice)])
 
 
 def _place(workers: int | None, cpu_devices: int | None) -> gemjax.Placement:
@@ -151,7 +152,3 @@ def _place(workers: int | None, cpu_devices: int | None) -> gemjax.Placement:
     devices = jax.local_devices()
     jax.local_devices(backend="cpu")  # The engines create a run's initial state there.
     return gemjax.place(default_workers(devices) if workers is None else workers, devices=devices)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400] or 'no message'}"

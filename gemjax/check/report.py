@@ -118,10 +118,6 @@ def machine_rows(machine: Machine) -> Rows:
     ]
 
 
-def message_rows(messages: Sequence[str]) -> Rows:
-    return [("message of JAX", message) for message in messages]
-
-
 def devices_rows(devices: Devices, cores: int) -> Rows:
     workers = collections.defaultdict(list)
     for worker, device in enumerate(devices.workers):
@@ -215,10 +211,6 @@ def memory_rows(memory: Memory) -> Rows:
     ]
     process = "not known" if memory.process is None else f"peak {readable(memory.process)}, resident"
     return [*rows, ("process", process)]
-
-
-def failure_rows(failure: Failure) -> Rows:
-    return [("FAILED", f"{failure.part}: {failure.reason}"), ("to do", failure.advice)]
 
 
 def _law_summary(law: Sequence[Law]) -> str:

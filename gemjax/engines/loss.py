@@ -44,13 +44,10 @@ def checked_loss(loss_fn: Callable) -> Callable:
                     "number; return its mean, or compute it in your evaluation"
                 )
         # Engines read `.dtype`, so numbers become arrays; jax.tree takes a subclass of dict for a leaf.
-        return loss, jax.tree.map(_array, (model_state, dict(metrics)))
+        as_array = lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf, jnp.result_type(leaf))
+        return loss, jax.tree.map(as_array, (model_state, dict(metrics)))
 
     return checked
-
-
-def _array(leaf: Any) -> Any:
-    return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf, jnp.result_type(leaf))
 
 
 def _long_form(loss_fn: Callable) -> Callable:

@@ -224,7 +224,8 @@ def simulate(
     state, local = continue_numbers(state, batches, local)
     batches = batches if local is None else LocalBatches(batches, local)
     events = trace.events()
-    window = integer("window", min(window or _default_window(), trace.num_workers), 1)
+    default_window = 1 if jax.default_backend() == "cpu" else 32
+    window = integer("window", min(window or default_window, trace.num_workers), 1)
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
     calls = {*map(int, stops), *_multiples(callback_every, len(trace))}
@@ -375,10 +376,6 @@ def _is_faithful(transition: Transition, batches: Any, events: Events, state: Ru
     """Return True if gradients in a window are those one by one; it is found once for the same objects."""
     found = lambda: vmap.is_faithful(lambda _: transition, None, batches, events, state, commits=False)
     return FAITHFUL.get((transition, batches._traced()), found, (state, batches.data))
-
-
-def _default_window() -> int:
-    return 1 if jax.default_backend() == "cpu" else 32
 
 
 def _history(chunk: Events, reports: Any, trace: Trace) -> History:
