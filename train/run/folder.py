@@ -123,14 +123,18 @@ class RunFolder:
         return self.read_summary()["commits"]
 
     def read_summary(self) -> dict[str, Any]:
-        """Return the final figures of the run."""
-        return json.loads(self.summary.read_bytes())
+        """Return the final figures of the run.
+
+        Raises:
+          RecordError: if they cannot be read.
+        """
+        return _read(self.summary)
 
     def read_replay(self) -> tuple[str, int] | None:
         """Return the verdict of the last replay and the commits that it replayed; `None` if there was no replay."""
         if not self.replay.exists():
             return None
-        found = json.loads(self.replay.read_bytes())
+        found = _read(self.replay)
         return found["verdict"], found["pieces"][-1]["end"]
 
     def checkpoints(self, keep: int = 2, *, read_only: bool = False) -> Checkpoints:
@@ -235,3 +239,10 @@ class RunFolder:
             return read_metrics(self.metrics)
         except ValueError as error:
             raise RecordError(str(error)) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RecordError(f"{path} cannot be read ({error}); delete it to go on") from error
