@@ -10,7 +10,6 @@ import types
 import jax
 import optax
 import pytest
-from engines.cluster.fake_ray import FakeRay
 from engines.cluster.faults import WorkerFaults
 from engines.devices.test_interrupted_runs import LIMIT, OTHERS, SLOW, assert_interrupted
 from engines.problems import Behind, assert_close, fading, mlp, problem_of, quadratic
@@ -23,13 +22,6 @@ from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware.programs.gradients import Stepwise
 
 ROWS = {row.name: row for row in METHODS}
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    fake = FakeRay()
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    return fake
 
 
 @pytest.mark.slow

@@ -28,14 +28,6 @@ ASGD = gemjax.asgd(0.05, num_workers=N)
 QUADRATIC = quadratic()
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    fake = FakeRay()
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    yield fake
-    assert not fake.running
-
-
 def run(num_commits=30, tx=ASGD, problem=QUADRATIC, **options):
     result = gemjax.run_on_cluster(tx, *problem[:3], num_commits, model_state=problem.model_state, **options)
     assert len(result.trace) == num_commits

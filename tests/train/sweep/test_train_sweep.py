@@ -82,7 +82,7 @@ def test_every_grid_can_be_drawn(small, change):
     assert max(map(len, output[output.index("Best point") :].splitlines()[:-1])) <= 80
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("undrawn")
 def test_a_sweep_learns(small):
     _, rows, _ = run(small)
@@ -93,7 +93,7 @@ def test_a_sweep_learns(small):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("method", ["gem", pytest.param("lsgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", [pytest.param("gem", marks=pytest.mark.nightly), "lsgd"])
 def test_a_row_is_the_run_that_its_seed_makes_alone(small, method):
     """Initial parameters, shuffles and arrivals are those of the seed."""
     period = 2 if method == "lsgd" else 1
@@ -124,8 +124,10 @@ def test_a_row_is_the_run_that_its_seed_makes_alone(small, method):
     "kind",
     [
         "tiered_barrier",
-        "round_robin",
-        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("barrier", "heterogeneous_barrier")),
+        *(
+            pytest.param(kind, marks=pytest.mark.nightly)
+            for kind in ("round_robin", "barrier", "heterogeneous_barrier")
+        ),
     ],
 )
 def test_clusters_as_slow_as_their_slowest_worker_can_be_swept(small, kind):

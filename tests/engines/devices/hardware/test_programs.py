@@ -120,7 +120,9 @@ def buffers(tree):
 @pytest.mark.slow
 @pytest.mark.parametrize("home", ["dedicated", "colocated"])
 @pytest.mark.parametrize("central_devices", [1, 2])
-@pytest.mark.parametrize("make", [gemjax.asgd, gemjax.gem], ids=["asgd", "gem"])
+@pytest.mark.parametrize(
+    "make", [pytest.param(gemjax.asgd, marks=pytest.mark.nightly), gemjax.gem], ids=["asgd", "gem"]
+)
 def test_views_have_buffers_of_their_own(make, home, central_devices):
     """A commit donates the central variable while views of it may still be in transfer."""
     params = jnp.ones(40_000)
