@@ -79,6 +79,18 @@ def test_local_steps_with_keys_replay(cluster, kind):
     assert jax.tree.structure(view[0]) == jax.tree.structure(view[1])
 
 
+@slow
+def test_messages_of_local_steps_replay(cluster, x64):
+    """What int8 loses of a displacement stays on the worker's host, and is added to its next displacement."""
+    problem = mlp(jnp.float64)
+    tx = gemjax.asynchronous(optax.chain(gemjax.rules.round_to("int8"), gemjax.downpour(num_workers=N)), N)
+    options = {"model_state": problem.model_state, "local": gemjax.LocalSteps(fading(0.02), 2)}
+    result = gemjax.run_on_cluster(tx, *problem[:3], 30, cluster=cluster, gate=Abreast(N), **options)
+    replay = gemjax.simulate(tx, *problem[:3], result.trace, **options)
+    assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-10)
+    assert_close(jax.device_get(result.opt_state), jax.device_get(replay.opt_state), rtol=1e-10)
+
+
 class Beyond(gemjax.batches.Rows):
     data = ROWS
 
