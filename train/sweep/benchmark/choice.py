@@ -81,7 +81,7 @@ def later(design: Design, found: Findings) -> list[tuple[str, ...]]:
         {(*choice.settings,): (choice.advice, _gain(at, choice)) for choice in choices(design, at)}
         for at in (late, found.late("mean time"))
     ]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for first in choices(design, found):
         if set(first.settings) <= {*late.settings}:
             cells = [column.get((*first.settings,), ("nothing holds it", "—")) for column in columns]

@@ -73,7 +73,7 @@ def document(
     }  # fmt: skip
 
 
-def _cost(tuned: Row | None, made: Sequence[RunRecord]) -> dict[str, float]:
+def _cost(tuned: Mapping[str, Any] | None, made: Sequence[RunRecord]) -> dict[str, float]:
     """Return what a row cost: its runs, and those of the row that tuned it."""
     before = tuned["cost"] if tuned else {"runs": 0, "minutes": 0.0}
     minutes = sum(record["seconds"] for record in made) / 60
