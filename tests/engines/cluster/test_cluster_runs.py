@@ -81,7 +81,7 @@ def test_local_steps_with_keys_replay(cluster, kind):
 
 @slow
 def test_messages_of_local_steps_replay(cluster, x64):
-    """What int8 loses of a displacement stays on the worker's host, and is added to its next displacement."""
+    """The rest that int8 leaves of a displacement stays on the worker's host, and is added to its next displacement."""
     problem = mlp(jnp.float64)
     tx = gemjax.asynchronous(optax.chain(gemjax.rules.round_to("int8"), gemjax.downpour(num_workers=N)), N)
     options = {"model_state": problem.model_state, "local": gemjax.LocalSteps(fading(0.02), 2)}

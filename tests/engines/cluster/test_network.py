@@ -105,6 +105,22 @@ def test_a_host_is_killed_and_started_again(network, tmp_path, x64):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("network", [HEALTH], indirect=True)
+def test_one_of_three_hosts_is_cut_off_while_another_is_killed(network, tmp_path, x64):
+    network.start(1)
+    network.start(2)
+    with running(network, tmp_path) as process:
+        before = all_commit(process)
+        network.cut(1)
+        network.kill(2)
+        before = until(process, "commits", before[0] + 500)
+        network.start(2)
+        network.mend(1)
+        all_commit(process, before)
+        losses(check(process, tmp_path))
+
+
+@pytest.mark.nightly
 def test_hosts_on_a_slow_network(network, tmp_path, x64):
     """A view and a gradient of 0.8 MB each travel at the speed of the network, and not faster."""
     further, rate = 100_000, 100e6
