@@ -291,11 +291,16 @@ class Cluster:
         """
         if self._world is None or self._world.is_broken():
             self.end_central()
-            options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+            ray = imported_ray()
+            options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
             options |= {"concurrency_groups": {FILES: 8}}  # A failed write may keep one of them for minutes.
-            imported_ray().method(concurrency_group=FILES)(kind.written)  # Ray Client takes no group with a call.
-            make = imported_ray().remote(**options | self._environment)(kind)
-            self._central_actors = [make.remote(_paths()) for _ in range(hosts)]
+            ray.method(concurrency_group=FILES)(kind.written)  # Ray Client takes no group with a call.
+            make = ray.remote(**options | self._environment)(kind)
+            # Ray's own "SPREAD" may put two actors on one host, and none on another.
+            nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+            on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            places = [on(nodes[host % len(nodes)], soft=False) for host in range(hosts)]
+            self._central_actors = [make.options(scheduling_strategy=place).remote(_paths()) for place in places]
             self._world = form(self._central_actors)
         return self._world
 

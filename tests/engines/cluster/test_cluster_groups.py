@@ -2,6 +2,7 @@
 
 import sys
 import time
+import types
 
 import jax
 import optax
@@ -10,16 +11,17 @@ from engines.cluster.fake_ray import FakeRay
 from engines.problems import assert_close, quadratic
 
 import gemjax
+from gemjax.engines.cluster.central.actor import CentralActor
 
 N, LIMIT = 4, 300.0
 
 
-def nodes_of(cluster):
-    """Return the node of each worker."""
+def nodes_of(actors):
+    """Return the node of each actor."""
     import ray
 
     node = lambda actor: ray.get_runtime_context().get_node_id()
-    return ray.get([actor.__ray_call__.remote(node) for actor in cluster.actors])
+    return ray.get([actor.__ray_call__.remote(node) for actor in actors])
 
 
 @pytest.mark.slow
@@ -36,13 +38,13 @@ def test_a_group_is_on_one_node_and_moves_as_a_whole(two_nodes, tmp_path):
         assert time.monotonic() < began + LIMIT, f"not after {progress.commits} commits"
         kinds = [(event["event"], event["worker"]) for event in gemjax.eventlog.read(path) if "worker" in event]
         if not placed:
-            placed.append(nodes_of(cluster))
+            placed.append(nodes_of(cluster.actors))
             moving.update(worker for worker in range(N) if placed[0][worker] == second.node_id)
             two_nodes.remove_node(second, allow_graceful=False)
         elif len(placed) == 1 and {worker for kind, worker in kinds if kind == "leave"} == moving:
             placed.append(two_nodes.add_node(num_cpus=4).node_id)
         elif len(placed) == 2 and {worker for kind, worker in kinds if kind == "join"} == moving:
-            placed.append(nodes_of(cluster))
+            placed.append(nodes_of(cluster.actors))
         return len(placed) == 3
 
     with gemjax.Cluster(N, address=two_nodes.address, groups=2) as cluster, gemjax.EventLog(path) as log:
@@ -55,6 +57,18 @@ def test_a_group_is_on_one_node_and_moves_as_a_whole(two_nodes, tmp_path):
     assert after == [new if worker in moving else before[worker] for worker in range(N)]
     replay = gemjax.simulate(tx, *problem[:3], result.trace, local=local)
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_each_part_of_the_central_variable_is_on_a_node_of_its_own(two_nodes):
+    two_nodes.add_node(num_cpus=2)
+    form = lambda actors: types.SimpleNamespace(
+        actors=actors, is_broken=lambda: True
+    )  # So that each call makes new ones.
+    with gemjax.Cluster(N, address=two_nodes.address) as cluster:
+        for _ in range(5):
+            assert len(set(nodes_of(cluster.world(CentralActor, form, 2).actors))) == 2
 
 
 @pytest.mark.parametrize(
