@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 from collections.abc import Callable
 
@@ -12,7 +13,8 @@ except ImportError:  # Not a Unix system.
 
 # What file systems without locks say.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
-_held: set[int] = set()
+_numbers = itertools.count()
+_held: dict[int, int] = {}  # The open file of each lock: the system gives the number of a closed one again.
 
 
 def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = False) -> int:
@@ -24,7 +26,7 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
       strict: raise errors of locking that a file system with locks has; otherwise they are taken for a missing lock.
 
     Returns:
-      The argument of :func:`unlock`, an open file.
+      The argument of :func:`unlock`, a number that no other lock gets.
 
     Raises:
       BlockingIOError: if another one has locked it, in this process or elsewhere.
@@ -41,14 +43,15 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
         if not missing or (strict and error.errno not in NO_LOCKS):
             os.close(opened)
             raise
-    _held.add(opened)
-    return opened
+    number = next(_numbers)
+    _held[number] = opened
+    return number
 
 
-def unlock(opened: int) -> None:
-    """End a lock; a second call ends no other one that has got its number."""
-    if opened in _held:
-        _held.discard(opened)
+def unlock(number: int) -> None:
+    """End a lock; a second call does nothing."""
+    opened = _held.pop(number, None)
+    if opened is not None:
         if fcntl is not None:
             with contextlib.suppress(OSError):
                 # A program that is just being started has a copy of the open file, with which the lock would go on.

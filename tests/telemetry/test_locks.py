@@ -1,6 +1,8 @@
 import os
 import threading
 
+import pytest
+
 from gemjax.telemetry.locks import lock, unlock
 
 
@@ -19,5 +21,8 @@ def test_a_file_or_folder_has_one_holder(tmp_path):
         thread.join()
         assert refused == [path]
         unlock(held)
+        again = lock(path, flags)
         unlock(held)  # Ends nothing else.
-        unlock(lock(path, flags))
+        with pytest.raises(BlockingIOError):
+            lock(path, flags)
+        unlock(again)
