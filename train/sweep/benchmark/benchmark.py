@@ -35,7 +35,8 @@ DESCRIPTION = """Compare asynchronous methods in gemjax's simulator.
 
 Every method is tuned with the same budget. Seeds that did not serve tuning measure its accuracy and its time to a target,
 against synchronous SGD and local SGD. The page says which part is done. Each finished run is kept: repeat an interrupted
-command to resume it. Rows of an earlier page are not measured again, wherever they were made."""
+command to resume it. Rows of an earlier page are not tuned again, wherever they were made, and measured again only if they lack
+times to the later target."""
 
 
 @dataclasses.dataclass(frozen=True)
