@@ -114,11 +114,11 @@ def test_a_run_goes_on_after_a_huge_gradient(exponent):
     assert float(jnp.max(jnp.abs(result.params))) < 1
 
 
-@pytest.mark.parametrize("p", [1e-20, 1e-6, 1.0, 1e6, 1e20])
+@pytest.mark.parametrize("p", [1e-20, 1e-6, 1.0, 40.0, 1e6, 1e20])
 def test_the_root_does_not_cancel_in_single_precision(p):
     x = yellowfin._root(jnp.float32(p)).item()
     assert 0.0 <= x <= 1.0
-    if 1e-6 <= p <= 1.0:
+    if 1e-6 <= p <= 40.0:  # There x minimises what the paper minimises.
         assert x * p == pytest.approx((1 - x) ** 3, rel=1e-3)
 
 
