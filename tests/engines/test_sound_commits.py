@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from engines.problems import Problem, assert_close, assert_same_bits, every_method, without
-from methods.rows import METHODS
+from methods.rows import KINDS, METHODS
 
 import gemjax
 from gemjax.batches.base import Batches
@@ -88,7 +88,7 @@ def test_one_large_gradient_does_not_ruin_the_central_variable(name, window):
 
 
 @pytest.mark.slow
-@every_method("gem", "lsgd", only=lambda row: not row.refuses, each_kind=True)
+@every_method("gem", "lsgd", only=lambda row: not row.refuses, each_kind=True, kinds=KINDS)
 def test_a_gradient_near_the_largest_number_is_rejected(make):
     """Shared rows are as before, too."""
     trace, result = spiked_run(make, 3e37)
@@ -96,7 +96,7 @@ def test_a_gradient_near_the_largest_number_is_rejected(make):
 
 
 @pytest.mark.filterwarnings("ignore:the run has diverged")
-@every_method("asgd", only=lambda row: not row.refuses, each_kind=True)
+@every_method("asgd", only=lambda row: not row.refuses, each_kind=True, kinds=KINDS)
 def test_any_gradient_leaves_a_sound_state(make):
     """An accepted gradient may lead far away, but all norms are finite."""
     make = once(make)

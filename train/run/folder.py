@@ -171,11 +171,10 @@ class RunFolder:
           RecordError: if a line of the event log or of the metrics cannot be read; the message names it. Or if there are
             records without a checkpoint, which a new start would replace.
           CheckpointError: if the checkpoint cannot be read.
-          PermissionError: if a file cannot be written.
         """
         found = self.checkpoints(read_only=True).metadata
-        self._check_writable(config, anew=found is None)
         if found is None:
+            self._check_no_records(config)
             return None
         try:
             logged = eventlog.trace_of(self.events, config.workers, found["events"])
@@ -184,13 +183,16 @@ class RunFolder:
             raise RecordError(str(error)) from error
         return logged
 
-    def _check_writable(self, config: Config, *, anew: bool) -> None:
-        """Check that the run can be saved here; `anew` means that it would begin again and replace its records."""
-        if anew and (found := [f"{name}.jsonl" for name, size in self._sizes().items() if size]):
+    def _check_no_records(self, config: Config) -> None:
+        """Check that a run that begins here replaces no records."""
+        if found := [f"{name}.jsonl" for name, size in self._sizes().items() if size]:
             raise RecordError(
                 f"{self.path} cannot be resumed: there is no checkpoint in {self.saved}, but there are records in "
                 f"{' and '.join(found)}, which a new start would delete; restore the checkpoints, or {self.begin_again(config)}"
             )
+
+    def check_writable(self) -> None:
+        """Check that the run can be saved here."""
         for path in (self.path, self.saved, self.events, self.metrics):
             if path.exists() and not os.access(path, os.W_OK):
                 raise PermissionError(

@@ -167,6 +167,7 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
         done = f"all {made} commits" if made == total else f"{made} commits, and {total} are asked for"
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
         return None
+    folder.check_writable()
     placed = placement(config) if config.engine == "devices" else None
     passed = arguments(config, task)
     trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)

@@ -37,7 +37,7 @@ def test_the_same_trace_gives_the_same_parameters(make, cluster, x64):
     assert (network <= result.history["ready"] - result.history["dispatched"]).all()
 
 
-@every_method(each_kind=True)
+@every_method(each_kind=True, kinds=KINDS)
 def test_it_holds_with_the_central_variable_over_two_hosts(make, cluster, x64, monkeypatch):
     monkeypatch.setattr(cluster, "central_hosts", 2)
     problem = problem_of(make)

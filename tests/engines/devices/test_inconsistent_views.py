@@ -9,6 +9,7 @@ import pytest
 from engines.devices.roster_runs import ERROR, Run
 from engines.problems import assert_close, distinct, every_method, mlp, poisoned, problem_of
 from engines.test_law import COMMITS, WORKERS, assert_the_law, in_the_simulator, on_devices
+from methods.rows import KINDS
 
 import gemjax
 from gemjax.engines.devices.hardware.waiters import Waiters
@@ -40,7 +41,7 @@ def assert_mixed(trace, num_blocks=4):
     assert (trace.read_at.max(axis=1) > trace.pulled_at).sum() >= len(trace) // 4
 
 
-@every_method("gem", only=lambda row: distinct(row) and not row.refuses, each_kind=True)
+@every_method("gem", only=lambda row: distinct(row) and not row.refuses, each_kind=True, kinds=KINDS)
 def test_the_same_trace_gives_the_same_parameters(make, x64, mixed):
     problem = problem_of(make)
     result = run(make, problem, num_commits=16)

@@ -130,9 +130,11 @@ def main(argv: Sequence[str]) -> int:
     console = RunConsole()
     check_out(asked.work, "--work")
     before = published(asked)
-    tuned = {} if asked.anew else outcome.without_late(outcome.earlier(asked.whole, before))
+    known = load(asked.whole, asked.whole.entries(), asked.pool, {})
+    older = {} if asked.anew else outcome.without_late(outcome.earlier(asked.whole, before))
+    tuned = {entry: row for entry, row in older.items() if missing(asked.whole, entry, known)}
     design = dataclasses.replace(asked.whole, tuned=tuned)
-    known = load(design, design.entries(), asked.pool, {})
+    load(design, design.entries(), asked.pool, known)
     if asked.dry_run:
         dry_run(asked, unfinished(asked, design, known, before), console)
         return 0

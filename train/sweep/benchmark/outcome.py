@@ -90,7 +90,7 @@ def without_late(rows: Mapping[Entry, Row]) -> dict[Entry, Row]:
 
 
 def _late(target: float) -> float:
-    return target * LATE / KEPT
+    return round(target * LATE / KEPT, 4)
 
 
 def earlier(design: Design, before: Mapping[str, Any] | None) -> dict[Entry, Row]:
@@ -134,7 +134,7 @@ def _row(
         "gradients": [_finite(period * commits) for commits, _ in reached],
         "time": [_finite(time) for _, time in reached],
         "late": {
-            "target": round(float(targets[-1]), 4),
+            "target": float(targets[-1]),
             "gradients": [_finite(period * commits) for commits, _ in late],
             "time": [_finite(time) for _, time in late],
             "mean time": [_finite(float(np.mean([time for _, time in of_seed]))) for of_seed in every],
@@ -181,7 +181,7 @@ class Findings:
         if late := row.get("late"):
             return {"target": late["target"], "gradients": late["gradients"], "time": late[time]}
         never = [None] * len(row["time"])
-        return {"target": round(_late(row["target"]), 4), "gradients": never, "time": never}
+        return {"target": _late(row["target"]), "gradients": never, "time": never}
 
     def methods(self, settings: Sequence[Setting]) -> list[str]:
         """Return the methods, without references, that are measured in all of `settings`."""

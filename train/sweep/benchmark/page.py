@@ -46,8 +46,8 @@ READING = (
 )
 LATER = (
     f"The same runs, to {100 * LATE:g} % of the accuracy at which one worker ends, and the mean time to {BETWEEN} targets from "
-    f"{100 * KEPT:g} to {100 * LATE:g} %. A setting has no row before every method that could hold "
-    "the later target is measured there."
+    f"{100 * KEPT:g} to {100 * LATE:g} %. A row appears when every method that could hold the later "
+    "target is measured there in all its tasks."
 )
 PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.
