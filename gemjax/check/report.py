@@ -107,6 +107,7 @@ def text_of(rows: Rows) -> str:
 
 
 def machine_rows(machine: Machine) -> Rows:
+    """Return versions, system and processor."""
     host = "" if machine.memory is None else f", {readable(machine.memory)}"
     return [
         *machine.versions.items(),
@@ -119,6 +120,7 @@ def machine_rows(machine: Machine) -> Rows:
 
 
 def devices_rows(devices: Devices, cores: int) -> Rows:
+    """Return devices and placement."""
     workers = collections.defaultdict(list)
     for worker, device in enumerate(devices.workers):
         workers[device].append(str(worker))
@@ -146,6 +148,7 @@ LAW_HEAD: Rows = [
 
 
 def law_rows(law: Law) -> Rows:
+    """Return the row of a method."""
     median, most = law.staleness
     return [
         (
@@ -171,6 +174,7 @@ SPEED_NOTES: Rows = [
 
 
 def speed_rows(speed: Speed) -> Rows:
+    """Return the row of a model size."""
     return [
         (
             f"{speed.parameters:,}",
@@ -205,6 +209,7 @@ def windows_rows(windows: Windows) -> Rows:
 
 
 def memory_rows(memory: Memory) -> Rows:
+    """Return the peaks of each device and of the process."""
     rows = [
         (name, f"peak {readable(peak)}" + (f" of {readable(limit)}" if limit else ""))
         for name, (peak, limit) in memory.devices.items()

@@ -150,6 +150,12 @@ def test_rows_without_the_later_target_repeat_their_reported_runs_alone(inline, 
     assert rows["gem"]["cost"]["runs"] == RUNS + 3
     assert cli.main([*command, *elsewhere]) == 0
     assert len(inline.made) == before + 6
+    content = json.loads(path.read_text())
+    late = content["rows"][-1].pop("late")
+    path.write_text(json.dumps(content))
+    assert cli.main(command) == 0  # All runs of the row are in this work folder, and count once.
+    row = json.loads(path.read_text())["rows"][-1]
+    assert (row["late"], row["cost"]["runs"], len(inline.made)) == (late, RUNS, before + 6)
 
 
 @pytest.mark.slow
