@@ -112,7 +112,9 @@ def test_the_first_page_has_the_table_of_the_benchmarks_page():
         (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "train/results/benchmark.md")
     )
     assert table.search(first)[0] == table.search(measured)[0]
-    [late] = re.findall(r"16 unequal workers with images are ([\d.]+)\s+times (\(.*?\)) sooner, with (`\w+`)", first)
+    [late] = re.findall(
+        r"16 unequal workers with images are ([\d.]+) times (\(.*?\)) sooner, with (`\w+`)", " ".join(first.split())
+    )
     assert f"| {late[2]} | {late[0]} {late[1]} |" in measured.partition("## A later target")[2].partition("##")[0]
 
 
