@@ -6,6 +6,8 @@ import time
 
 # Many tests need several devices, and a host may have one accelerator only. JAX_PLATFORMS=cuda,cpu tests a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Ray's processes at its own niceness of 15 take several times as long beside any other work.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import hypothesis
 import jax

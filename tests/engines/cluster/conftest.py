@@ -1,28 +1,45 @@
-"""Local Ray clusters, shared by the tests of a module: of four workers, of two central actors, of two nodes, and a fake one."""
+"""Ray clusters: one of four workers on this host, which tests share, one of two nodes, and a fake one."""
 
+import contextlib
 import sys
 
 import jax
 import pytest
-from engines.cluster.central.divided import N
 
 import gemjax
 from gemjax.engines.cluster.cluster import settings
 
+_open = contextlib.ExitStack()
+_clusters: list[gemjax.Cluster] = []
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture
 def cluster():
+    """Return a cluster of four workers, which lives while the next test asks for it, also in another file."""
     pytest.importorskip("ray", reason="the cluster engine needs Ray")
-    with gemjax.Cluster(4) as cluster:
-        yield cluster
+    if not _clusters:
+        _open.callback(_clusters.clear)
+        _clusters.append(_open.enter_context(gemjax.Cluster(4)))
+    return _clusters[0]
 
 
-@pytest.fixture(scope="module")
-def two():
-    """Start a cluster whose central variable is over two actors."""
-    pytest.importorskip("ray", reason="the cluster engine needs Ray")
-    with gemjax.Cluster(N, central_hosts=2) as cluster:
-        yield cluster
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """End the shared cluster before a test without it, because a process has one Ray."""
+    try:
+        return (yield)
+    finally:
+        if "cluster" not in getattr(nextitem, "fixturenames", ()):  # Also those that `two` asks for.
+            _open.close()
+
+
+@pytest.fixture
+def two(cluster, monkeypatch):
+    """Let the shared cluster have its central variable over two actors; a test may then set another number."""
+    monkeypatch.setattr(cluster, "central_hosts", 2)
+    yield cluster
+    if cluster.central_hosts != 2:
+        cluster.end_central()
 
 
 HEALTH = {  # The controller declares a node dead after some 3 s.

@@ -110,7 +110,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the method multiplies the displacements")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param("plain", marks=pytest.mark.nightly), "bounded", "dropping"])
 def test_thousands_of_commits_with_a_fault_every_fifty(case, tmp_path):
     make, policy, commits = CASES[case]
     tx, problem, local = make()

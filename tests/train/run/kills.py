@@ -112,10 +112,10 @@ def is_killed(process, moment):
 def killed_repeatedly(whole, kills, seed, check):
     """Yield runs that were killed and resumed until they ended; the last kill comes after training is complete.
 
-    `check(folder)` is called after each kill.
+    `check(folder)` is called after each kill. The seed chooses the moments, also which kind of them is the first one.
     """
     rng = random.Random(seed)
-    kinds = [MOMENTS[k % len(MOMENTS)] for k in range(kills - 1)]
+    kinds = [MOMENTS[(seed + k) % len(MOMENTS)] for k in range(kills - 1)]
     rng.shuffle(kinds)
     kinds.insert(0, "end")
     number = 0

@@ -5,12 +5,13 @@ from engines.problems import assert_same_bits
 from kills import complete_lines, killed_repeatedly, load, summary_of, uninterrupted_run
 
 SIMULATED = (
-    "digits --engine simulate --workers 3 --epochs 5 --batch-size 32 --seed 3 --checkpoint-every 20 --eval-seconds 9"
+    "digits --model mlp --engine simulate --workers 3 --epochs 5 --batch-size 32 --seed 3 --checkpoint-every 20 "
+    "--eval-seconds 9"
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.nightly)])
 def test_a_simulation_killed_at_random_moments_ends_as_an_uninterrupted_one(kills, tmp_path):
     """Parameters, state, trace, event log and evaluations are equal bit for bit."""
     whole = uninterrupted_run(tmp_path, SIMULATED)

@@ -12,9 +12,12 @@ from train.config.config import Config
 from train.task.methods import make_method
 from train.task.task import make_task
 
-# At this rate an initial rounding error grows to 3e-5 of a leaf's largest number, and a commit that is missing in the log
-# changes 8e-4 of it. At a rate of 0.05 the error would exceed the effect of a commit.
-ON_DEVICES = "digits --method asgd --learning-rate 0.001 --workers 3 --epochs 5 --batch-size 32 --checkpoint-every 20"
+# At this rate an initial rounding error grows to 2e-5 of a leaf's largest number, and a commit that is missing in the log
+# changes 1e-3 of it. At a rate of 0.05 the error would exceed the effect of a commit.
+ON_DEVICES = (
+    "digits --model mlp --method asgd --learning-rate 0.001 --workers 3 --epochs 5 --batch-size 32 "
+    "--checkpoint-every 20"
+)
 
 
 @pytest.mark.slow

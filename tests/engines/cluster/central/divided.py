@@ -10,7 +10,7 @@ from engines.problems import Problem, assert_close
 import gemjax
 from gemjax.engines.memory import here
 
-N = 3
+N = 4
 GEM = gemjax.gem(0.05, num_workers=N)
 LOST = "divided over 2 actors, has lost one of them with its part; continue from the last checkpoint"
 MATRICES = Problem(

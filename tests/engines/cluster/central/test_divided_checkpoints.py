@@ -148,45 +148,8 @@ def test_a_run_goes_on_if_checkpoints_cannot_be_written(two, x64, tmp_path, monk
     assert len(list(tmp_path.iterdir())) == len(commits[2:]) + 1  # And the lock.
 
 
-DRIVER = """
-import os, signal, sys
-import gemjax
-from gemjax.engines.running.checkpoints import folder
-from engines.cluster.central.divided import GEM, MATRICES, N
-
-checkpoints = gemjax.Checkpoints(sys.argv[1])
-
-def callback(progress):
-    if checkpoints.commits:
-        folder.publish = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
-    checkpoints.save(progress.state(), progress.trace(), wait=True)
-
-with gemjax.Cluster(N, central_hosts=2) as cluster:
-    gemjax.run_on_cluster(GEM, *MATRICES[:3], 30, cluster=cluster, callback=callback, callback_every=6)
-"""
-
-
-def test_a_driver_is_killed_while_it_writes(x64, tmp_path):
-    """The run is continued from the checkpoint before, over another number of hosts and on another engine."""
-    pytest.importorskip("ray")
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_ENABLE_X64": "1"}
-    assert subprocess.run([sys.executable, "-c", DRIVER, str(tmp_path)], env=paths).returncode == -signal.SIGKILL
-    checkpoints = gemjax.Checkpoints(tmp_path)
-    (first,), (unfinished,) = checkpoints.commits, tmp_path.glob("*.unfinished-*")
-    state, trace, _ = checkpoints.load(like(), in_files=True)
-    with gemjax.Cluster(N, num_cpus=0, central_hosts=3) as three:
-        save = lambda progress: checkpoints.save(progress.state(), progress.trace(), wait=True)
-        total = first + 6
-        options = {"state": state, "recorded": trace, "callback": save, "callback_every": 6}
-        assert_replays(run(GEM, MATRICES, total, cluster=three, **options), GEM, MATRICES)
-    assert checkpoints.commits == [first, total]
-    assert not unfinished.exists()
-    state, trace, _ = checkpoints.load(like())
-    result = gemjax.run_on_devices(GEM, *MATRICES[:3], total + 6, state=state, recorded=trace)
-    assert_replays(result, GEM, MATRICES)
-
-
 def test_the_loss_of_an_actor_while_it_writes_leaves_the_last_checkpoint(two, x64, tmp_path, monkeypatch):
+    """Another number of actors reads it."""
     import ray
 
     checkpoints, commits, writer = gemjax.Checkpoints(tmp_path), [], SharedCentral.writer
@@ -211,4 +174,40 @@ def test_the_loss_of_an_actor_while_it_writes_leaves_the_last_checkpoint(two, x6
     assert checkpoints.commits == commits[:1]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", str(commits[0])]
     state, trace, _ = checkpoints.load(like(), in_files=True)
+    two.central_hosts = 3
     assert_replays(run(GEM, MATRICES, 12, state=state, recorded=trace, cluster=two), GEM, MATRICES)
+
+
+DRIVER = """
+import os, signal, sys
+import gemjax
+from gemjax.engines.running.checkpoints import folder
+from engines.cluster.central.divided import MATRICES
+
+checkpoints = gemjax.Checkpoints(sys.argv[1])
+
+def callback(progress):
+    if checkpoints.commits:
+        folder.publish = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoints.save(progress.state(), progress.trace(), wait=True)
+
+with gemjax.Cluster(1, central_hosts=2) as cluster:
+    tx = gemjax.gem(0.05, num_workers=1)
+    gemjax.run_on_cluster(tx, *MATRICES[:3], 30, cluster=cluster, callback=callback, callback_every=6)
+"""
+
+
+def test_a_driver_is_killed_while_it_writes(x64, tmp_path):
+    """The run is continued on another engine from the checkpoint before, and the next one is complete."""
+    pytest.importorskip("ray")
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_ENABLE_X64": "1"}
+    assert subprocess.run([sys.executable, "-c", DRIVER, str(tmp_path)], env=paths).returncode == -signal.SIGKILL
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    (first,), (unfinished,) = checkpoints.commits, tmp_path.glob("*.unfinished-*")
+    tx = gemjax.gem(0.05, num_workers=1)
+    state, trace, _ = checkpoints.load(gemjax.initial_state(tx, MATRICES.params))
+    result = gemjax.run_on_devices(tx, *MATRICES[:3], first + 6, num_workers=1, state=state, recorded=trace)
+    assert_replays(result, tx, MATRICES)
+    checkpoints.save(result.state, result.trace)
+    assert checkpoints.commits == [first, first + 6]
+    assert not unfinished.exists()

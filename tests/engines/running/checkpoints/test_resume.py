@@ -92,7 +92,7 @@ def test_a_run_on_devices_that_was_killed_and_resumed_is_one_run(tmp_path):
     assert_whole(on_devices(checkpoints=folder, resume=True), ended, commits)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_on_a_cluster_that_was_killed_and_resumed_is_one_run(tmp_path, cluster):
     def on_cluster(**options):
         options |= {"callback_every": 10, "evaluate": evaluate, "evaluate_every": 7, "cluster": cluster}
