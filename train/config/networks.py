@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
 from train.common.errors import DataError, either
@@ -89,13 +88,12 @@ def fitting(shape: tuple[int, ...]) -> list[str]:
     return [name for name, network in NETWORKS.items() if 0 < network.side <= min(shape[:2])]
 
 
-def check_network(config: Any, shape: tuple[int, ...] | None, changed: Collection[str] = ()) -> str:
+def check_network(config: Any, shape: tuple[int, ...] | None) -> str:
     """Return the network of a configuration, after a check that it fits the data and has the flags that are given.
 
     Args:
       config: the configuration.
       shape: shape of a row; None if it is not known yet, when the network `auto` stays so.
-      changed: of `dropout` and `width`, those that do not have their defaults.
 
     Raises:
       DataError: if not, with the flag and the networks that fit (a ValueError).
@@ -116,10 +114,10 @@ def check_network(config: Any, shape: tuple[int, ...] | None, changed: Collectio
         raise DataError(f"--model {name} takes {wanted}; {config.dataset} has {has}, {others}")
     if config.augment and (not network.side or (shape is not None and shape[:2] == (1, 1))):
         raise DataError(f"--augment is for images; --dataset {config.dataset} has none")
-    for one in [*changed, *(["depth"] if depth is not None else [])]:
-        if one not in network.flags:
-            having = [other for other, its in NETWORKS.items() if one in its.flags]
-            raise DataError(f"--{one} acts only with --model {either(having)}; the model is {name}")
+    for field in dataclasses.fields(config):
+        having = [other for other, its in NETWORKS.items() if field.name in its.flags]
+        if having and name not in having and getattr(config, field.name) != field.default:
+            raise DataError(f"--{field.name} acts only with --model {either(having)}; the model is {name}")
     step, besides = network.layers
     if depth is not None and (depth < step + besides or (depth - besides) % step):
         formula = f"{step} n + {besides} with n of at least 1" if besides else "at least 1"

@@ -100,6 +100,4 @@ def check_values(config: Any) -> None:
             f"{flag(min(useless))} acts only with a file or folder of your own; --dataset is {config.dataset}"
         )
     facts = DATASETS.get(config.dataset)
-    networks.check_network(
-        config, networks.pooled(facts.shape, config.pool) if facts else None, given & {"dropout", "width"}
-    )
+    networks.check_network(config, networks.pooled(facts.shape, config.pool) if facts else None)

@@ -12,7 +12,6 @@ import gemjax
 from train.common.errors import DataError
 from train.config import networks
 from train.config.config import Config
-from train.config.validation import changed
 from train.task import losses, models
 from train.task.cluster import commits
 from train.task.data import load as data
@@ -75,7 +74,7 @@ def network(config: Config, shape: tuple[int, ...], classes: int) -> tuple[Any, 
     Raises:
       DataError: if the network does not fit the rows, or the device has no float64 (a ValueError).
     """
-    name = networks.check_network(config, shape, changed(config) & {"dropout", "width"})
+    name = networks.check_network(config, shape)
     if config.x64 and jax.default_backend() == "tpu":
         raise DataError("--x64 does not work on TPUs, which have no float64; set JAX_PLATFORMS=cpu to use the CPU")
     model = models.build(name, classes, width=config.width, depth=config.depth, dropout=config.dropout)

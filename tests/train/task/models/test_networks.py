@@ -1,7 +1,5 @@
 """The networks of the papers: sizes, names, flags, and equal results in both layouts."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 
 from gemjax.protocol.compat import enable_x64
 from train.config import networks
+from train.config.config import Common
 from train.config.networks import NETWORKS, check_network, fitting
 from train.task.losses import image_rows, make_loss, token_rows
 from train.task.models import CNN7, CifarResNet, ResNet50, Transformer, build, init, layers
@@ -208,11 +207,6 @@ def test_flags_reach_the_network():
     assert build(networks.own((64,)), 65, depth=2).vocabulary == 65
 
 
-def chosen(model, dataset, *, depth=None, augment=False, changed=()):
-    """Return the part of a configuration that decides its network."""
-    return SimpleNamespace(model=model, dataset=dataset, depth=depth, augment=augment)
-
-
 DIGITS, COLOURS, WORDS = ("digits", (8, 8, 1)), ("colours", (32, 32, 3)), ("words", (64,))
 
 
@@ -222,8 +216,8 @@ DIGITS, COLOURS, WORDS = ("digits", (8, 8, 1)), ("colours", (32, 32, 3)), ("word
         ("cnn7", DIGITS, {}, "--model cnn7 .*, which mlp, digits_cnn, batchnorm_cnn or resnet20 takes"),
         ("resnet20", WORDS, {}, "--model resnet20 .*, which transformer takes"),
         ("transformer", DIGITS, {}, "--model transformer takes text"),
-        ("resnet20", COLOURS, {"changed": ("dropout",)}, "--dropout acts only with --model gem_cnn or cnn7"),
-        ("gem_cnn", COLOURS, {"changed": ("width",)}, "--width acts only with --model"),
+        ("resnet20", COLOURS, {"dropout": 0.1}, "--dropout acts only with --model gem_cnn or cnn7"),
+        ("gem_cnn", COLOURS, {"width": 2.0}, "--width acts only with --model"),
         ("cnn7", COLOURS, {"depth": 16}, "--depth acts only with --model resnet20 or transformer"),
         ("resnet20", COLOURS, {"depth": 21}, "--depth of resnet20 must be 6 n . 2 with n of at least 1; got 21"),
         ("auto", WORDS, {"depth": 0}, "--depth of transformer must be at least 1; got 0"),
@@ -232,9 +226,9 @@ DIGITS, COLOURS, WORDS = ("digits", (8, 8, 1)), ("colours", (32, 32, 3)), ("word
 )
 def test_a_network_that_does_not_fit_is_refused_with_those_that_do(model, of, flags, message):
     with pytest.raises(ValueError, match=message):
-        check_network(chosen(model, of[0], **flags), of[1], flags.get("changed", ()))
+        check_network(Common(model=model, dataset=of[0], **flags), of[1])
 
 
 def test_nothing_is_refused_before_the_shape_is_known():
-    check_network(chosen("auto", "unheard_of"), None)
-    check_network(chosen("resnet20", "unheard_of", depth=8, augment=True), None, ("width",))
+    check_network(Common(model="auto", dataset="unheard_of"), None)
+    check_network(Common(model="resnet20", dataset="unheard_of", depth=8, augment=True, width=2.0), None)
