@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from train.config.config import BOOKKEEPING, Config
 from train.run import train as training
-from train.task import models, task
+from train.task import methods, models
 
 COMMITS = 33
 
@@ -31,7 +31,7 @@ kept = functools.cache(lambda make, config, *rest: make(config, *rest))
 def dense(monkeypatch):
     """Give runs this network, and runs of one configuration the same objects, by which engines find compiled programs."""
     monkeypatch.setattr(models, "DigitsCNN", Dense)
-    for module, name in ((training, "make_task"), (task, "make_method"), (task, "local_steps")):
+    for module, name in ((training, "make_task"), (methods, "make_method"), (methods, "local_steps")):
         make = getattr(module, name)
         of = lambda config, *rest, make=make: kept(make, dataclasses.replace(config, **PLAIN), *rest)
         monkeypatch.setattr(module, name, of)

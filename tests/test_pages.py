@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import tyro
 
-from train import cli
 from train.bench.bench import Bench
 from train.claims import reproduce
 from train.claims import summary_table as results_table
@@ -23,6 +22,7 @@ from train.report.compare import Compare
 from train.report.replay.replay import Replay
 from train.report.report import ReportFlags
 from train.report.twice import Twice
+from train.run import command
 from train.sweep import sweep
 from train.sweep.benchmark.benchmark import Benchmark
 from train.sweep.grid import Grid
@@ -77,8 +77,8 @@ def _commands():
     """Yield the arguments of each `python -m train` in the shell blocks of the pages."""
     for page in PAGES:
         for block in re.findall(r"^```bash\n(.*?)^```$", _text(page), re.DOTALL | re.MULTILINE):
-            for command in re.split(r"&&|\n", block):
-                words = shlex.split(command, comments=True)
+            for line in re.split(r"&&|\n", block):
+                words = shlex.split(line, comments=True)
                 if words[:3] == ["python", "-m", "train"]:
                     yield pytest.param(words[3:], id=f"{page}: {' '.join(words[3:])}")
 
@@ -107,11 +107,11 @@ def test_commands_parse(argv, tmp_path, monkeypatch):
     for name in ("rows.npz", "book.txt", "run.toml"):
         Path(name).touch()
     write_whole("runs/my-sweep/sweep.json", Grid().text())
-    parse = PARSERS.get(argv[0], cli.parse) if argv else cli.parse
+    parse = PARSERS.get(argv[0], command.parse) if argv else command.parse
     is_printed = ">" in argv  # Such a command ends when it has printed.
     argv = argv[: argv.index(">")] if is_printed else argv
     with pytest.raises(SystemExit) if is_printed else contextlib.nullcontext():
-        parse(argv if parse is cli.parse else argv[1:])
+        parse(argv if parse is command.parse else argv[1:])
 
 
 @pytest.mark.parametrize("page", COMMAND_LINE)

@@ -1,48 +1,20 @@
 """The command line: `python -m train [CONFIGURATION | sweep | benchmark | reproduce | …] [flags]`."""
 
-import dataclasses
 import importlib
-import importlib.util
-import logging
 import os
 import re
 import sys
 from collections.abc import Sequence
 
 from train.common import compilation, interrupts
-from train.common.console import RunConsole, adapt_output
+from train.common.console import adapt_output
 from train.common.errors import DataError, RecordError, UsageError, printable
-from train.common.files import FULL, in_words, release, reserve
-from train.config import helptext
-from train.config.config import Config
-from train.config.file import show_config, take_config
-from train.config.parsing import COMMANDS, check_resumed, in_flags, in_rounds, parse_flags, start_from, take_resume
-from train.config.validation import PACING
-from train.run import tensorboard as scalars
-from train.task.data.load import check_name
+from train.common.files import in_words
+from train.config.parsing import COMMANDS, in_flags
+from train.run import command
 
-USAGE = "python -m train"
-EVALUATIONS = ("eval_every", "eval_seconds")  # Intervals of evaluations, of which a run has one at most.
 HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
-MORE_MEMORY = (
-    "begin a run with a smaller --batch-size, a smaller network or fewer --workers, or end other programs that use the "
-    "device"
-)
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
-ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine, on a Ray cluster or in a simulator.
-{helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume continues it. Other commands:
-  python -m train race             seconds that a slow worker costs, with a barrier and without
-  python -m train report [RUN]     was a run truly asynchronous, and what slowed it down
-  python -m train replay [RUN]     does a run replay in the simulator to the same parameters
-  python -m train compare RUN RUN  several runs in one picture and one table
-  python -m train twice            a run killed and resumed, and a run replayed, in one picture
-  python -m train sweep            compare methods, numbers of workers and learning rates
-  python -m train benchmark        which method, and how much faster than synchronous training
-  python -m train reproduce CLAIM  check published claims
-  python -m train results          table of the claims that were checked
-  python -m train bench            measure what the engines cost
-Compiled programs are kept in your cache folder for the next start. With every command \
---compilation-cache PATH moves that folder, and --compilation-cache off does without."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = compilation.use_flag(argv)
         if argv and argv[0] in COMMANDS:
             return importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
-        return _train(argv)
+        return command.run(argv)
     except KeyboardInterrupt as stop:
         number = interrupts.number_of(stop)
         print(f"train: interrupted by {interrupts.name_of(number)}", file=sys.stderr)
@@ -70,83 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _, is_full, found = str(error).partition("RESOURCE_EXHAUSTED")
         if not is_full:
             raise
-        message = f"a device has not enough memory ({' '.join(found.lstrip(': ').split())[:200]}); {MORE_MEMORY}"
+        message = (
+            f"a device has not enough memory ({' '.join(found.lstrip(': ').split())[:200]}); {command.MORE_MEMORY}"
+        )
         print(f"train: {printable(message)}", file=sys.stderr)
         return 1
-
-
-def _train(argv: list[str]) -> int:
-    config, resume = parse(argv)
-    if config.tensorboard and not scalars.available():
-        raise UsageError(scalars.INSTALL)
-    if config.engine == "cluster" and importlib.util.find_spec("ray") is None:
-        raise UsageError("--engine cluster needs Ray: pip install 'gemjax[cluster]'")
-    console = RunConsole()
-    console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
-    import gemjax  # After the flags have been checked: this imports JAX.
-    from gemjax.engines.running.checkpoints import CheckpointWriteError
-    from train.run.folder import RunFolder
-    from train.run.train import result_of, train
-
-    folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
-    # Orbax logs a traceback for each failed write; the run reports it in one line.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    interrupt = interrupts.StopRequest()
-    is_named = bool(resume or config.out or config.dry_run)
-    try:
-        if not is_named:
-            folder = RunFolder(reserve(folder.path))
-        summary = train(config, folder, console, interrupt)
-    except gemjax.CheckpointError as error:
-        raise UsageError(str(error)) from error
-    except gemjax.RunFailedError as error:
-        unsaved = result_of(error) is None and folder.config.exists() and folder.can_be_resumed()
-        go_on = f"; go on with: {folder.go_on}" if unsaved else ""
-        advice = f"; {MORE_MEMORY}" if "RESOURCE_EXHAUSTED" in str(error) else ""
-        raise UsageError(f"the run failed: {error}{advice}{go_on}") from error
-    except OSError as error:
-        if folder.config.exists() and (error.errno in FULL or isinstance(error, CheckpointWriteError)):
-            advice = "make room" if error.errno in FULL else "fix that"
-            go_on = f"go on with: {folder.go_on}" if folder.can_be_resumed() else folder.begin_again(config)
-            newest = "" if isinstance(error, CheckpointWriteError) else f"; {folder.newest_checkpoint()}"
-            print(f"train: {in_words(error)}{newest}; {advice} and {go_on}", file=sys.stderr)
-            return 1
-        raise
-    finally:
-        if not is_named:
-            release(folder.path)
-    return 0 if summary["finished"] else interrupts.status_of(interrupt.number)
-
-
-def parse(argv: list[str]) -> tuple[Config, str | None]:
-    """Return the configuration that a command line asks for, and the run to resume if any.
-
-    Raises:
-      UsageError: if the command line is wrong.
-      DataError: if there is no such data set.
-    """
-    given = argv
-    argv, default = start_from(list(argv))
-    argv, is_printed = take_config(argv, Config)
-    argv, resume = take_resume(argv)
-    named = default
-    if resume:
-        from train.run.folder import RunFolder
-
-        default = Config.load(RunFolder.find(resume).config)
-    helptext.show(argv, USAGE, ABOUT, default)
-    if resume:
-        check_resumed(given, named, default)
-    words = {word.split("=")[0].replace("-", "_") for word in argv}
-    for alternatives, replaced in (PACING, (*PACING, "grace")), (EVALUATIONS, EVALUATIONS):
-        if any(f"__{name}" in words for name in alternatives):  # A given one replaces that of the resumed run.
-            default = dataclasses.replace(default, **{name: getattr(Config, name) for name in replaced})
-    config = parse_flags(Config, argv, USAGE, default)
-    if not resume and config.engine == "simulate":
-        config = in_rounds(config, [config.method], argv)
-    if resume and (changed := config.changed(default)):
-        raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new run to change that")
-    if is_printed:
-        show_config(config)
-    check_name(config.dataset, config.data_dir)
-    return dataclasses.replace(config, resume=None), resume

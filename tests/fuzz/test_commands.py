@@ -26,6 +26,7 @@ from train.bench import bench
 from train.claims import reproduce, summary_table
 from train.race import race
 from train.report import report
+from train.run import figures
 from train.run import train as training
 from train.sweep import sweep
 from train.task import models
@@ -61,7 +62,7 @@ def small(monkeypatch):
     """Replace what takes longest in a run and a report."""
     monkeypatch.setattr(models, "DigitsCNN", Dense)
     monkeypatch.setattr(report, "draw", lambda *_: [])
-    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)
+    monkeypatch.setattr(figures, "draw_run", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

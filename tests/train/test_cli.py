@@ -20,7 +20,9 @@ from train.common import interrupts
 from train.common.errors import DataError
 from train.config import helptext
 from train.config.config import Config
+from train.config.file import take_resume
 from train.race import race
+from train.run import command
 from train.run import train as story
 from train.run.folder import RunFolder
 from train.sweep import sweep
@@ -40,11 +42,11 @@ class Tiny(nn.Module):
 
 
 def test_no_arguments_is_the_digits_configuration():
-    assert cli.parse([]) == (Config(workers=3, batch_size=256, epochs=40.0), None)
+    assert command.parse([]) == (Config(workers=3, batch_size=256, epochs=40.0), None)
 
 
 def test_a_configuration_name_comes_first_and_flags_change_it():
-    config, _ = cli.parse(["mnist", "--workers", "3", "--engine", "simulate"])
+    config, _ = command.parse(["mnist", "--workers", "3", "--engine", "simulate"])
     assert (config.dataset, config.workers, config.engine, config.batch_size) == ("mnist", 3, "simulate", 64)
 
 
@@ -191,7 +193,7 @@ def test_the_help_of_a_flag_is_one_line_in_the_source(options):
     ],
 )
 def test_resume_takes_a_folder_or_the_newest(argv, rest, resume):
-    assert cli.take_resume(argv) == (rest, resume)
+    assert take_resume(argv) == (rest, resume)
 
 
 @pytest.mark.parametrize(
@@ -204,13 +206,13 @@ def test_resume_takes_a_folder_or_the_newest(argv, rest, resume):
 )
 def test_a_resumed_run_may_be_evaluated_by_other_intervals(tmp_path, begun, given, evaluations):
     Config(out=str(tmp_path), engine="simulate", **begun).save(tmp_path / "config.json")
-    config, _ = cli.parse(["--resume", str(tmp_path), *given])
+    config, _ = command.parse(["--resume", str(tmp_path), *given])
     assert (config.eval_every, config.eval_seconds) == evaluations
 
 
 def test_resuming_starts_from_the_configuration_of_the_run(tmp_path):
     Config(method="dynsgd", workers=5).save(tmp_path / "config.json")
-    config, resume = cli.parse(["--resume", str(tmp_path), "--epochs", "2"])
+    config, resume = command.parse(["--resume", str(tmp_path), "--epochs", "2"])
     assert resume == str(tmp_path)
     assert (config.method, config.workers, config.epochs) == ("dynsgd", 5, 2.0)
 
@@ -226,7 +228,7 @@ def test_resuming_starts_from_the_configuration_of_the_run(tmp_path):
     ],
 )
 def test_workers_of_a_method_in_rounds_wait_for_each_other_unless_a_cluster_is_given(given, cluster):
-    assert cli.parse(["--engine", "simulate", *given])[0].cluster == cluster
+    assert command.parse(["--engine", "simulate", *given])[0].cluster == cluster
     swept = [word.replace("--method", "--methods") for word in given]
     assert sweep.parse([*swept, "--out", "nowhere"])[0].cluster == cluster
 
@@ -248,7 +250,7 @@ def test_workers_of_a_method_in_rounds_wait_for_each_other_unless_a_cluster_is_g
 )
 def test_a_resumed_run_may_have_another_policy(tmp_path, begun, given, policy):
     Config(out=str(tmp_path), **begun).save(tmp_path / "config.json")
-    config, _ = cli.parse(["--resume", str(tmp_path), *given])
+    config, _ = command.parse(["--resume", str(tmp_path), *given])
     assert (config.interrupt, config.max_staleness, config.quorum, config.grace) == policy
 
 
@@ -420,7 +422,7 @@ def test_a_device_without_memory_is_named_with_the_remedy(capsys, monkeypatch):
     def fail(argv):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5020314512 bytes.\nmore")
 
-    monkeypatch.setattr(cli, "_train", fail)
+    monkeypatch.setattr(command, "run", fail)
     assert cli.main([]) == 1
     said = "train: a device has not enough memory (Out of memory allocating 5020314512 bytes. more); begin a run with a smaller"
     assert capsys.readouterr().err.startswith(said)

@@ -1,4 +1,4 @@
-"""Configuration files: the flags of a command in TOML, or in the `config.json` of a run."""
+"""Origins of a command's flags: a configuration by its name, a file, or an earlier run."""
 
 import dataclasses
 import json
@@ -7,11 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from train.common.errors import UsageError
+from train.config import presets
 from train.config.config import Common, Config
+from train.config.datasets import DATASETS
 from train.config.methods import METHODS
 from train.config.parsing import COMMANDS, nearest, usual_cluster, words_of
+from train.config.validation import one_of
 
 UNSAVED = ("out", "dry_run", "resume")  # Fields of one call, which `--print-config` and a run's file leave out.
+
+
+def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Config]:
+    """Take the configuration, `digits` by default, off the front of a command line.
+
+    Args:
+      argv: words of the command line.
+      swept: True for the configuration that a sweep starts from.
+
+    Raises:
+      UsageError: if there is none of that name.
+    """
+    name = argv.pop(0) if argv and not argv[0].startswith("-") else "digits"
+    if name not in presets.NAMES:
+        meant = f"did you mean --dataset {name}? Else choose" if name in DATASETS else "choose"
+        raise UsageError(
+            f"there is no configuration or command {name!r}; {meant} {one_of(name, (*presets.NAMES, *COMMANDS))}"
+        )
+    return argv, presets.load(name, swept=swept)
 
 
 def take_config(argv: list[str], options: type, command: str = "") -> tuple[list[str], bool]:
@@ -43,6 +65,20 @@ def take_config(argv: list[str], options: type, command: str = "") -> tuple[list
     if not path:
         raise UsageError("--config needs the name of a file: FILE.toml, or the config.json of a run")
     return [*_flags(Path(path), options, command), *argv[:index], *rest], is_printed
+
+
+def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
+    """Take `--resume [RUN]` out of a command line; alone it means the newest run."""
+    found = [index for index, word in enumerate(argv) if word.split("=")[0] == "--resume"]
+    if not found:
+        return argv, None
+    index, (_, equals, name) = found[0], argv[found[0]].partition("=")
+    if equals:
+        return argv[:index] + argv[index + 1 :], name
+    named = argv[index + 1 : index + 2]
+    if named and not named[0].startswith("-"):
+        return argv[:index] + argv[index + 2 :], named[0]
+    return argv[:index] + argv[index + 1 :], "latest"
 
 
 def show_config(options: Any, command: str = "") -> None:

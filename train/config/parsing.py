@@ -15,7 +15,6 @@ import tyro
 from train.common.errors import UsageError
 from train.config import presets
 from train.config.config import Config
-from train.config.datasets import DATASETS
 from train.config.methods import METHODS
 from train.config.validation import flag, one_of
 
@@ -46,39 +45,6 @@ def in_flags(text: str) -> str:
     'name that folder as --manual-dir'
     """
     return re.sub(r"\b(as|no) (manual|data)_dir\b(?!/)", r"\1 --\2-dir", text)  # And not in paths.
-
-
-def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Config]:
-    """Take the configuration, `digits` by default, off the front of a command line.
-
-    Args:
-      argv: words of the command line.
-      swept: True for the configuration that a sweep starts from.
-
-    Raises:
-      UsageError: if there is none of that name.
-    """
-    name = argv.pop(0) if argv and not argv[0].startswith("-") else "digits"
-    if name not in presets.NAMES:
-        meant = f"did you mean --dataset {name}? Else choose" if name in DATASETS else "choose"
-        raise UsageError(
-            f"there is no configuration or command {name!r}; {meant} {one_of(name, (*presets.NAMES, *COMMANDS))}"
-        )
-    return argv, presets.load(name, swept=swept)
-
-
-def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
-    """Take `--resume [RUN]` out of a command line; alone it means the newest run."""
-    found = [index for index, word in enumerate(argv) if word.split("=")[0] == "--resume"]
-    if not found:
-        return argv, None
-    index, (_, equals, name) = found[0], argv[found[0]].partition("=")
-    if equals:
-        return argv[:index] + argv[index + 1 :], name
-    named = argv[index + 1 : index + 2]
-    if named and not named[0].startswith("-"):
-        return argv[:index] + argv[index + 2 :], named[0]
-    return argv[:index] + argv[index + 1 :], "latest"
 
 
 def check_resumed(argv: list[str], named: Any, begun: Any) -> None:

@@ -21,7 +21,8 @@ from train.common.machine import describe
 from train.config.config import Config
 from train.config.parsing import parse_flags
 from train.run.folder import RunFolder
-from train.task.task import arguments, make_task
+from train.task.methods import arguments
+from train.task.task import make_task
 
 USAGE = "python -m train twice"
 WAIT = 600  # Seconds until a run must have made half of its commits.

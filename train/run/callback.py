@@ -1,7 +1,8 @@
-"""Work between the commits of a run: progress, evaluation, checkpoints, and the response to Ctrl-C."""
+"""Work between and after the commits of a run: progress, evaluation, checkpoints, the response to Ctrl-C, the summary."""
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,11 +14,11 @@ import gemjax
 from gemjax.engines.running.checkpoints import CheckpointError, CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train.common.console import say
-from train.common.files import in_words
+from train.common.files import in_shell, in_words, write_whole
+from train.common.interrupts import name_of
 from train.config.config import Config
-from train.run.means import Means
-from train.run.progress import RunProgress
-from train.run.tensorboard import Scalars
+from train.run import figures
+from train.run.progress import commits_per_second
 
 EVALUATIONS = 20  # Number per run, or a few more, unless the configuration says otherwise.
 SHARE = 0.2  # Largest share of a run's time for evaluations on devices, unless the configuration says otherwise.
@@ -57,20 +58,15 @@ def commits_between(config: Config, num_commits: int) -> int:
 
 
 class RunCallback:
-    """Callback of all engines: shows progress, evaluates, saves checkpoints, and ends the run after Ctrl-C."""
+    """Callback of all engines: shows progress, evaluates, saves checkpoints, ends the run after Ctrl-C, and sums it up."""
 
-    def __init__(self, config, task, folder, checkpoints, log, interrupt, console, trace, done: int):
+    def __init__(self, config, task, folder, checkpoints, log, interrupt, line, scalars, means, trace):
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
-        self.log, self.interrupt, self.console = log, interrupt, console
-        self.line = RunProgress(console, task.num_commits, done, config.workers)
+        self.log, self.interrupt, self.console = log, interrupt, line.console
+        self.line, self.scalars, self.means, done = line, scalars, means, line.done
         self.beside = config.engine != "simulate"  # The engine evaluates, in a thread of its own.
-        self.means = (
-            Means.of_records(folder.events, folder.metrics, measured=self.beside)
-            if done
-            else Means(measured=self.beside)
-        )
         # Of the newest row of metrics: its time, and the gradients that were refused up to it.
-        before = folder.read_metrics() if done else {}
+        before = folder.read_metrics()
         newest = lambda name: float(np.nan_to_num(before[name][-1])) if name in before else 0.0
         self._evaluated_at, self._refused = newest("time"), [int(newest(name)) for name in ("rejected", "dropped")]
         # Commits, loss and accuracy of the newest evaluation.
@@ -81,7 +77,6 @@ class RunCallback:
         self._thread_began: float | None = None
         self._spent, self._declined = 0.0, 0
         self._recorded = 0  # Evaluations in this session.
-        self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.evaluations = evaluations(config, task.num_commits, trace)
         every = config.checkpoint_every
         saves = range(every, task.num_commits, every) if every else ()
@@ -277,8 +272,8 @@ class RunCallback:
         )
         self._recorded += 1
 
-    def conclude(self, result: gemjax.Result, device: jax.Device | None) -> tuple[float, float]:
-        """Record the last evaluations; return loss and accuracy of the state that the run has reached."""
+    def conclude(self, result: gemjax.Result, device: jax.Device | None) -> None:
+        """Record the last evaluations, and evaluate the state that the run has reached."""
         commits = len(result.trace)
         self.record_all(result.evaluations if self.beside else {})
         if self.last[0] < commits:
@@ -286,7 +281,48 @@ class RunCallback:
             if self.beside and commits == self.task.num_commits:
                 self.record(commits, float(result.trace.time[-1]), *found)
             self.last = commits, *found
-        return self.last[1:]
+
+    def summarise(self, result: gemjax.Result, seconds: float) -> dict[str, Any]:
+        """Write the picture and the summary of the run, show its figures and return the summary.
+
+        Args:
+          result: the result of the engine.
+          seconds: duration of this session.
+        """
+        folder, line, (_, loss, accuracy) = self.folder, self.line, self.last
+        if result.stopped:  # Said before the picture, which takes seconds, is drawn.
+            reached = f"{line.done} of {line.total} commits; go on with: {folder.go_on}"
+            say(self.console, f"stopped by {name_of(self.interrupt.number)} at {reached}")
+        # Over the whole run, including the parts before it was resumed.
+        run = gemjax.timeline(eventlog.read(folder.events), self.config.workers)
+        applied = run.only("commit")["staleness"]
+        rate = gemjax.summarise(run).rate if line.done and run.measured else line.rate
+        p50, p95 = np.percentile(applied if len(applied) else np.zeros(1), [50, 95])
+        summary = {
+            "commits": line.done,
+            "total": line.total,
+            "finished": not result.stopped,
+            "rejected": int(result.state.rejected),
+            "dropped": int(result.state.dropped),
+            "test_loss": finite(loss),
+            "test_accuracy": accuracy,
+            "commits_per_second": finite(rate),
+            "seconds": round(seconds, 1),
+            "staleness_p50": float(p50),
+            "staleness_p95": float(p95),
+        }
+        figures.draw_run(folder, self.config, run)
+        # Last, because a run with a summary is not resumed, even if other files are missing.
+        write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
+        say(
+            self.console,
+            f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, "
+            + (f"{commits_per_second(rate)}, " if (rate := summary["commits_per_second"]) else "")
+            + f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}, dropped {summary['dropped']}",
+        )
+        again = f"python -m train report {in_shell(folder.path)}"
+        say(self.console, f"picture: {folder.picture}; was it asynchronous? {again}")
+        return summary
 
 
 def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:

@@ -20,8 +20,8 @@ from train.common.files import append_whole, check_out
 from train.config.config import Config
 from train.config.datasets import label
 from train.config.parsing import command_of
-from train.run.records.metrics import read_metrics
-from train.run.records.provenance import Provenance
+from train.run.records import read_metrics
+from train.run.resume import Provenance
 
 RUNS = Path("runs")
 LEFTOVERS = re.compile(r"checkpoints|config\.json\..*unfinished")  # Left by a run that is killed at its start.
@@ -236,7 +236,7 @@ class RunFolder:
         append_whole(self.metrics, json.dumps(fields) + "\n")
 
     def read_metrics(self) -> dict[str, np.ndarray]:
-        """Read `metrics.jsonl` with :func:`train.run.records.metrics.read_metrics`."""
+        """Read `metrics.jsonl` with :func:`train.run.records.read_metrics`."""
         try:
             return read_metrics(self.metrics)
         except ValueError as error:

@@ -1,70 +1,35 @@
-"""One training run: make the task, run the engine, keep records, and report the result."""
+"""One training run, from its configuration to its summary."""
 
 import contextlib
 import dataclasses
 import functools
-import json
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 
 import gemjax
 from gemjax.engines.devices.hardware.placement import MOST_CPU_DEVICES
 from gemjax.engines.memory import readable
-from gemjax.engines.result import check_end, leave_result
-from gemjax.telemetry import eventlog
-from train.common import interrupts
 from train.common.console import say, warnings_on
-from train.common.errors import RecordError, UsageError
-from train.common.files import in_shell, write_whole
+from train.common.errors import UsageError
 from train.common.interrupts import StopRequest
-from train.common.machine import in_its_precision
+from train.common.machine import cores, in_its_precision
 from train.config.config import Config
+from train.config.methods import METHODS
 from train.config.parsing import in_flags
-from train.run import figures
-from train.run.callback import RunCallback, commits_between, finite
+from train.run.callback import RunCallback
+from train.run.engine import Prepared, result_of, run_engine
 from train.run.folder import RunFolder
-from train.run.progress import commits_per_second
-from train.run.records.log import RunLog
-from train.task.cluster import cpu_devices, placement, policy, ray_cluster, traces
+from train.run.progress import RunProgress
+from train.run.records import Means, RunLog
+from train.run.resume import restore
+from train.run.tensorboard import Scalars
+from train.task.cluster import placement, ray_cluster, traces
 from train.task.memory import check_memory
-from train.task.task import Arguments, Task, arguments, initial_state, make_task, parameter_shapes, state_shapes
-
-# Longest intervals between two calls of the callback.
-CALLBACK_EVERY = 100  # Commits.
-CALLBACK_SECONDS = 1.0  # Not in a simulation.
-
-
-class Prepared(NamedTuple):
-    """Parts of a run that are made before its folder is created.
-
-    Attributes:
-      task: the learning problem.
-      passed: the arguments of the engine; see :func:`train.task.task.arguments`.
-      device: the device of a state that is saved or loaded.
-      logged: the commits of its event log up to the newest checkpoint; `None` without a checkpoint.
-      placement: the devices of a run on devices.
-      policy: the scheduler's policy; `None` in a simulation.
-      trace: of a simulation, all commits.
-      longer: of a simulation, the trace that is simulated up to there; see :func:`train.task.cluster.traces`.
-    """
-
-    task: Task
-    passed: Arguments
-    device: jax.Device
-    logged: gemjax.Trace | None
-    placement: gemjax.Placement | None
-    policy: gemjax.Policy | None
-    trace: gemjax.Trace | None
-    longer: gemjax.Trace | None
-
-    @property
-    def evaluator(self) -> jax.Device | None:
-        """The device on which a run is evaluated; `None` for the first one."""
-        return self.placement.evaluator if self.placement else None
+from train.task.methods import arguments, initial_state, state_shapes
+from train.task.task import make_task, parameter_shapes
 
 
 @in_its_precision
@@ -97,31 +62,39 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
             if new:
                 folder.check_new()
             say(console, f"compiling (once per {'worker' if workers else 'device'}) …")
-            restored, recorded = _restore(config, prepared, folder, checkpoints, console)
+            passed = arguments(config, prepared.task)
+            # The state of a real run is in host memory: it may be larger than the memory of one device.
+            device = jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
+            begin = functools.partial(initial_state, config, passed, device)
+            shapes = functools.partial(state_shapes, config, passed, device)
+            restored, recorded = restore(config, prepared.task, prepared.logged, shapes, folder, checkpoints, console)
             config.save(folder.config)  # After the checkpoint was found to fit; from here the run can be resumed.
             log = during_run.enter_context(
                 RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True))
             )
+            line = RunProgress(console, prepared.task.num_commits, len(recorded), config.workers)
+            scalars = Scalars(folder.tensorboard if config.tensorboard else None, len(recorded))
+            means = Means.of_records(folder.events, folder.metrics, measured=config.engine != "simulate")
             callback = RunCallback(
-                config, prepared.task, folder, checkpoints, log, interrupt, console, prepared.trace, len(recorded)
+                config, prepared.task, folder, checkpoints, log, interrupt, line, scalars, means, prepared.trace
             )
             if restored is not None:
                 callback.make_up(restored, recorded)
             elif not callback.first_is_due:  # So that a run that is killed before the next checkpoint can be resumed.
-                callback.save_first(initial_state(config, prepared.passed, prepared.device), recorded)
+                callback.save_first(begin(), recorded)
             initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
-            with callback.line, callback.scalars, warnings_on(console):
+            with line, scalars, warnings_on(console):
                 began, result = time.perf_counter(), None
                 try:
-                    result = _run_engine(config, prepared, initial, recorded, workers, callback)
+                    result = run_engine(config, prepared, passed, initial, recorded, workers, callback)
                     seconds = time.perf_counter() - began
-                    found = callback.conclude(result, prepared.evaluator)
+                    callback.conclude(result, prepared.evaluator)
                 except Exception as error:  # The run can be resumed from the saved state, once the cause is fixed.
                     callback.save_after_error(result_of(error) or result)
                     raise
             callback.finish(result.state, result.trace)
-        return _conclude(config, folder, result, callback, found, seconds, console)
+        return callback.summarise(result, seconds)
 
 
 def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | None:
@@ -130,14 +103,14 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
     Returns:
       The parts of the run; `None` if there is nothing to run: it has made all commits, or `--dry-run` is given.
     """
-    scheduled = None
+    needed, scheduled = cpu_devices(config), None
     if config.engine != "simulate":
-        gemjax.cpu_devices(min(cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
+        gemjax.cpu_devices(min(needed + 1, MOST_CPU_DEVICES))  # One for evaluations.
         scheduled = policy(config)  # Refuses numbers that do not go together.
     with warnings_on(console):
         logged = folder.logged(config)
     params = parameter_shapes(config)
-    kept = check_memory(config, params)
+    kept = check_memory(config, params, scheduled)
     place = "" if config.dry_run else f"; run folder {folder.path}"
     say(
         console,
@@ -168,134 +141,31 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
         return None
     folder.check_writable()
-    placed = placement(config) if config.engine == "devices" else None
-    passed = arguments(config, task)
+    placed = placement(config, needed) if config.engine == "devices" else None
     trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)
-    # The state of a real run is in host memory: it may be larger than the memory of one device.
-    device = jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
-    return Prepared(task, passed, device, logged, placed, scheduled, trace, longer)
+    return Prepared(task, logged, placed, scheduled, trace, longer)
 
 
-def _run_engine(
-    config: Config,
-    prepared: Prepared,
-    initial: list[gemjax.RunState | None],
-    recorded: gemjax.Trace,
-    workers: gemjax.Cluster | None,
-    callback: RunCallback,
-) -> gemjax.Result:
-    """Run the engine of the configuration; only a simulation has its trace beforehand."""
-    task, (given, shared) = prepared.task, prepared.passed
-    if prepared.trace is not None and prepared.longer is not None:
-        # If all commits are made, only the summary is missing.
-        trace = prepared.longer if len(recorded) < task.num_commits else prepared.trace
-        callback_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
-        result = gemjax.simulate(
-            *given, trace, **shared, diagnostics=("gap",), state=initial.pop(),
-            callback=lambda progress: callback(progress) or progress.commits >= task.num_commits,
-            callback_every=callback_every, stops=callback.stops,
-        )  # fmt: skip
-        if len(result.trace) == task.num_commits:
-            try:  # The simulator does not look where its trace goes on, or where all commits were made in an earlier call.
-                check_end(result.state, config.workers, lambda: result.history)
-            except gemjax.RunFailedError as error:
-                leave_result(error, lambda: result)
-                raise
-        return dataclasses.replace(result, stopped=len(result.trace) < task.num_commits)
-    if workers is not None:
-        run = functools.partial(gemjax.run_on_cluster, cluster=workers)
-    else:
-        run = functools.partial(gemjax.run_on_devices, placement=prepared.placement)
-    # Compiled before the clock starts: the first evaluation would take cores from all workers.
-    task.evaluate(task.params, task.model_state, device=prepared.evaluator)
-    members = gemjax.Members(config.workers)
-    callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
-    if callback.first_is_due:
-        members.look()
-    return run(
-        *given, task.num_commits, **shared, policy=prepared.policy, members=members, diagnostics=("gap",),
-        recorded=None if initial[0] is None else recorded, state=initial.pop(), log=callback.log,
-        callback=callback, callback_every=CALLBACK_EVERY, callback_seconds=CALLBACK_SECONDS, stops=callback.stops,
-        evaluate=callback.evaluate_beside, evaluate_every=commits_between(config, task.num_commits),
-    )  # fmt: skip
+def policy(config: Config) -> gemjax.Policy:
+    """Return the scheduler's policy of a run with real workers, a barrier for a method that is defined in rounds.
 
-
-def _restore(
-    config: Config,
-    prepared: Prepared,
-    folder: RunFolder,
-    checkpoints: gemjax.Checkpoints,
-    console: Console,
-) -> tuple[gemjax.RunState | None, gemjax.Trace]:
-    """Return state and trace of the newest checkpoint, if any, and truncate records that go beyond it."""
-    task, logged = prepared.task, prepared.logged
-    if logged is None:
-        if folder.events.exists():
-            say(console, "there is no checkpoint yet: starting again")
-        folder.provenance.note(config, 0, task.data_checksum())
-        return None, gemjax.Trace(worker=[], num_workers=config.workers)
-    state, recorded, sizes = checkpoints.load(
-        state_shapes(config, prepared.passed, prepared.device), in_files=config.central_hosts > 0
-    )
-    if (made := len(recorded)) > task.num_commits:  # In a simulation, commits that were not applied count, too.
-        raise UsageError(
-            f"the run in {folder.path} has made {made} commits, and {task.num_commits} are asked for; raise --epochs to "
-            "continue it"
+    >>> [policy(Config(method="diloco", workers=4, quorum=quorum)).quorum for quorum in (None, 1, 2)]
+    [4, 1, 2]
+    """
+    try:
+        given = gemjax.Policy(
+            **{field.name: getattr(config, field.name) for field in dataclasses.fields(gemjax.Policy)}
         )
-    folder.provenance.note(config, int(state.commits), task.data_checksum(), sizes)
-    if len(logged) != int(state.commits):
-        raise RecordError(
-            f"{folder.events} has {len(logged)} commits up to the checkpoint, but the checkpoint has {int(state.commits)}; "
-            "restore the file, or start a new run in another folder"
-        )
-    folder.rewind(sizes, made, int(state.commits))
-    say(console, f"continuing from the checkpoint at {made} commits")
-    return state, recorded
+        return given.resolved(config.workers, METHODS[config.method].rounds)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error
 
 
-def result_of(error: BaseException | None) -> gemjax.Result | None:
-    """Return the result that the engine attached to `error` or to one of its causes, if any."""
-    while error is not None:
-        if isinstance(result := getattr(error, "result", None), gemjax.Result):
-            return result
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _conclude(config, folder, result, callback, found, seconds, console) -> dict[str, Any]:
-    if result.stopped:  # Said before the picture, which takes seconds, is drawn.
-        name = interrupts.name_of(callback.interrupt.number)
-        say(
-            console,
-            f"stopped by {name} at {callback.line.done} of {callback.task.num_commits} commits; go on with: {folder.go_on}",
-        )
-    loss, accuracy = found
-    # Over the whole run, including the parts before it was resumed.
-    run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
-    applied = run.only("commit")["staleness"]
-    rate = gemjax.summarise(run).rate if line.done and run.measured else line.rate
-    p50, p95 = np.percentile(applied if len(applied) else np.zeros(1), [50, 95])
-    summary = {
-        "commits": line.done,
-        "total": callback.task.num_commits,
-        "finished": not result.stopped,
-        "rejected": int(result.state.rejected),
-        "dropped": int(result.state.dropped),
-        "test_loss": finite(loss),
-        "test_accuracy": accuracy,
-        "commits_per_second": finite(rate),
-        "seconds": round(seconds, 1),
-        "staleness_p50": float(p50),
-        "staleness_p95": float(p95),
-    }
-    figures.draw_run(folder, config, run)
-    # Last, because a run with a summary is not resumed, even if other files are missing.
-    write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
-    say(
-        console,
-        f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, "
-        + (f"{commits_per_second(rate)}, " if (rate := summary["commits_per_second"]) else "")
-        + f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}, dropped {summary['dropped']}",
-    )
-    say(console, f"picture: {folder.picture}; was it asynchronous? python -m train report {in_shell(folder.path)}")
-    return summary
+def cpu_devices(config: Config) -> int:
+    """Return the number of devices of this host's CPU on which workers and central variable are."""
+    if config.engine != "devices":
+        return config.central_devices
+    # Each device compiles its own programs, and more devices than cores would only take turns.
+    places = min(config.workers, cores() + 1) * config.worker_devices
+    dedicated = config.central in ("auto", "dedicated")
+    return places + config.central_devices if dedicated else max(places, config.central_devices)

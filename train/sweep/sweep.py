@@ -16,8 +16,8 @@ from train.common.console import RunConsole, say
 from train.common.files import alone, in_shell, release
 from train.common.machine import in_its_precision
 from train.config import helptext
-from train.config.file import show_config, take_config
-from train.config.parsing import check_resumed, in_rounds, parse_flags, start_from, take_resume
+from train.config.file import show_config, start_from, take_config, take_resume
+from train.config.parsing import check_resumed, in_rounds, parse_flags
 from train.run.groups.batch import FinishedRun, fit, memory_of_run, programs, run_batch
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted

@@ -1,4 +1,4 @@
-"""Workers of a run: their devices on this host or on Ray; of simulated ones speeds and local steps between two commits."""
+"""The cluster of a run: simulated, with the speeds and local steps of its workers, of devices on this host, or of Ray."""
 
 import contextlib
 import dataclasses
@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from train.common.console import say, warnings_on
 from train.common.errors import UsageError
-from train.common.machine import cores
-from train.config.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gemjax import Cluster, Placement, Policy, Trace, arrivals
+    from gemjax import Cluster, Placement, Trace, arrivals
 
 TIERS = (1.0, 0.75, 0.5, 0.25)
 """Speeds of the workers of a `tiered` cluster, in turn."""
@@ -83,58 +81,6 @@ def cluster(config: Any) -> "arrivals.Arrivals":
     return arrivals.Barrier(model, config.quorum) if config.cluster.endswith("barrier") else model
 
 
-def policy(config: Any) -> "Policy":
-    """Return the scheduler's policy of a run with real workers, a barrier for a method that is defined in rounds.
-
-    >>> from train.config.config import Config
-    >>> [policy(Config(method="diloco", workers=4, quorum=quorum)).quorum for quorum in (None, 1, 2)]
-    [4, 1, 2]
-    """
-    from gemjax import Policy  # Imported here for the same reason.
-
-    try:
-        given = Policy(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Policy)})
-        return given.resolved(config.workers, METHODS[config.method].rounds)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from error
-
-
-def cpu_devices(config: Any) -> int:
-    """Return the number of devices of this host's CPU on which workers and central variable are."""
-    if config.engine != "devices":
-        return config.central_devices
-    # Each device compiles its own programs, and more devices than cores would only take turns.
-    places = min(config.workers, cores() + 1) * config.worker_devices
-    dedicated = config.central in ("auto", "dedicated")
-    return places + config.central_devices if dedicated else max(places, config.central_devices)
-
-
-def placement(config: Any) -> "Placement":
-    """Return the devices of a run on this host.
-
-    Raises:
-      UsageError: if there are too few, or they would overlap in part.
-    """
-    import jax  # Imported here for the same reason.
-
-    import gemjax
-
-    devices = jax.local_devices()
-    evaluator = devices[-1] if devices[0].platform == "cpu" and len(devices) > cpu_devices(config) else None
-    try:
-        placement = gemjax.place(
-            config.workers, None if config.central == "auto" else config.central,
-            devices[:-1] if evaluator else devices,
-            central_devices=config.central_devices, worker_devices=config.worker_devices,
-        )  # fmt: skip
-        return dataclasses.replace(placement, evaluator=evaluator) if evaluator else placement
-    except ValueError as error:
-        raise UsageError(
-            f"--central {config.central} does not fit this host: {str(error).partition('; ')[0]}; lower --central-devices and "
-            "--worker-devices, or change --central"
-        ) from error
-
-
 def traces(config: Any, num_commits: int) -> "tuple[Trace, Trace]":
     """Return the trace of a simulated run, and the longer one that is simulated up to there.
 
@@ -144,6 +90,32 @@ def traces(config: Any, num_commits: int) -> "tuple[Trace, Trace]":
     ahead = 2 * config.workers if config.cluster.endswith("barrier") else 0
     longer = cluster(config).trace(num_commits + ahead, config.seed)
     return longer.first(num_commits), longer
+
+
+def placement(config: Any, needed: int) -> "Placement":
+    """Return the devices of a run on this host, of whose CPU it needs so many; one more is for evaluations.
+
+    Raises:
+      UsageError: if there are too few, or they would overlap in part.
+    """
+    import jax  # Imported here for the same reason.
+
+    import gemjax
+
+    devices = jax.local_devices()
+    evaluator = devices[-1] if devices[0].platform == "cpu" and len(devices) > needed else None
+    try:
+        placed = gemjax.place(
+            config.workers, None if config.central == "auto" else config.central,
+            devices[:-1] if evaluator else devices,
+            central_devices=config.central_devices, worker_devices=config.worker_devices,
+        )  # fmt: skip
+        return dataclasses.replace(placed, evaluator=evaluator) if evaluator else placed
+    except ValueError as error:
+        raise UsageError(
+            f"--central {config.central} does not fit this host: {str(error).partition('; ')[0]}; lower --central-devices and "
+            "--worker-devices, or change --central"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Losses per row: the classes of images, and the next token of a text."""
+"""Losses per row (the classes of images, the next token of a text), their means, and the evaluation of a whole set."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import lax
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 Loss = Callable[[PyTree, PyTree, Batch, jax.Array], tuple[jax.Array, tuple[PyTree, Metrics]]]
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
+Evaluate = Callable[[PyTree, PyTree, Batch], tuple[jax.Array, jax.Array]]
 
 # rows(params, model_state, batch, key) -> (losses [B], fraction that is right [B], new model state). If `key` is None it
 # evaluates: without dropout and augmentation, and with running statistics, which stay as they are.
@@ -79,6 +81,35 @@ def make_loss(rows: Rows) -> Loss:
         return losses.mean(), (model_state, {"accuracy": right.mean()})
 
     return loss_fn
+
+
+def make_evaluate(rows: Rows, chunk: int = 1000) -> Evaluate:
+    """Return a compiled `evaluate(params, model_state, data) -> (mean loss, accuracy)` over all rows of `data`.
+
+    It takes `chunk` rows at a time, so that memory does not grow with the number of rows. The last chunk is padded, and the
+    padding is not counted.
+    """
+
+    @jax.jit
+    def evaluate(params, model_state, data):
+        count = len(jax.tree.leaves(data)[0])
+        size = min(chunk, count)
+        pad = -count % size
+        counted = jnp.arange(count + pad) < count
+
+        def totals(part):
+            batch, real = part
+            losses, right, _ = rows(params, model_state, batch, None)
+            return jnp.where(real, losses, 0).sum(), jnp.where(real, right, 0).sum()
+
+        def chunked(column):
+            column = jnp.pad(column, ((0, pad),) + ((0, 0),) * (column.ndim - 1))
+            return column.reshape(-1, size, *column.shape[1:])
+
+        losses, right = lax.map(totals, (jax.tree.map(chunked, dict(data)), counted.reshape(-1, size)))
+        return losses.sum() / count, right.sum() / count
+
+    return evaluate
 
 
 def normalise(

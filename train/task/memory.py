@@ -6,18 +6,22 @@ import gemjax
 from gemjax.engines.devices.roster import Roster
 from gemjax.engines.memory import check_fits
 from train.config.config import Config
-from train.task.cluster import policy
 from train.task.methods import local_steps, make_method
 from train.task.task import PyTree
 
 
-def check_memory(config: Config, params: PyTree) -> dict[str, int]:
+def check_memory(config: Config, params: PyTree, policy: gemjax.Policy | None = None) -> dict[str, int]:
     """Return the bytes that a run keeps, by purpose; that several accelerators hold them is not checked.
+
+    Args:
+      config: the run.
+      params: its parameters, or their shapes.
+      policy: that of a run with real workers.
 
     Raises:
       MemoryError: if they do not fit.
     """
-    kept = _memory(config, params)
+    kept = _memory(config, params, (policy and policy.quorum) or 1)
     on_cpu = jax.default_backend() == "cpu"  # All CPU devices share the host's memory.
     one = len(jax.local_devices()) == 1 and config.central_devices == 1 and config.central in ("auto", "colocated")
     if config.engine == "simulate" or on_cpu:
@@ -28,7 +32,7 @@ def check_memory(config: Config, params: PyTree) -> dict[str, int]:
     return kept
 
 
-def _memory(config: Config, params: PyTree) -> dict[str, int]:
+def _memory(config: Config, params: PyTree, quorum: int) -> dict[str, int]:
     kept = gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
     if config.central_hosts and config.address is not None:  # The rest is in actors on other hosts.
         here = ("central variable", "local optimizers")
@@ -40,6 +44,6 @@ def _memory(config: Config, params: PyTree) -> dict[str, int]:
         copy, gradients = kept["central variable"], config.workers
         # A CPU may not be split into its devices yet, and on a cluster each worker has its own.
         if config.engine == "devices" and jax.default_backend() != "cpu":
-            gradients = min(gradients, Roster.ROOM * len(jax.local_devices()) + (policy(config).quorum or 1) - 1)
+            gradients = min(gradients, Roster.ROOM * len(jax.local_devices()) + quorum - 1)
         kept |= {"views": kept["views"] + config.workers * copy, "gradients": gradients * copy}
     return kept

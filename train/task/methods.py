@@ -1,9 +1,10 @@
-"""Methods, local steps and learning rates, made from a configuration."""
+"""Methods, local steps and learning rates, made from a configuration, and the state of a run that begins with them."""
 
 import dataclasses
 import types
 from typing import Any
 
+import jax
 import optax
 
 import gemjax
@@ -11,6 +12,9 @@ from train.common.errors import UsageError
 from train.config.config import Config
 from train.config.methods import METHODS
 from train.task.cluster import mean_period, periods
+from train.task.task import PyTree, Task
+
+Arguments = tuple[tuple[Any, Any, Any, Any], dict[str, Any]]
 
 
 def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> optax.GradientTransformation:
@@ -64,6 +68,36 @@ def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> g
     if callable(rate):
         tx = optax.chain(tx, gemjax.rules.scale_by_progress(rate, mean_period(config), config.workers))
     return gemjax.LocalSteps(tx, periods(config))
+
+
+def arguments(config: Config, task: Task) -> Arguments:
+    """Return the arguments that every engine takes of a run: positional ones, up to the batches, and keywords.
+
+    Engines find compiled programs by the identity of these objects: keep them for further calls.
+    """
+    steps = task.batches.steps_per_epoch
+    given = make_method(config, steps), task.loss_fn, task.params, task.batches
+    return given, {"model_state": task.model_state, "local": local_steps(config, steps), "seed": config.seed}
+
+
+def initial_state(config: Config, passed: Arguments, device: jax.Device) -> gemjax.RunState:
+    """Return the state of a run before its first commit, on a device; `passed` is from :func:`arguments`."""
+    (tx, _, params, _), shared = passed
+
+    def begin(params: PyTree, model_state: PyTree) -> gemjax.RunState:
+        return gemjax.initial_state(
+            tx, params, num_workers=config.workers, model_state=model_state, local=shared["local"]
+        )
+
+    with jax.default_device(device):
+        return jax.jit(begin)(params, shared["model_state"])  # Eagerly each operation would be compiled by itself.
+
+
+def state_shapes(config: Config, passed: Arguments, device: jax.Device) -> gemjax.RunState:
+    """Return the shapes of the state of a run, on a device, to load a checkpoint into."""
+    like = jax.eval_shape(lambda: initial_state(config, passed, device))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like)
 
 
 def scheduled_rate(config: Any, steps_per_epoch: float) -> optax.ScalarOrSchedule:

@@ -17,11 +17,8 @@ from train.task.cluster import commits
 from train.task.data import load as data
 from train.task.data import on_each_host
 from train.task.data.augment import augment
-from train.task.evaluate import make_evaluate
-from train.task.methods import local_steps, make_method
 
 PyTree = Any
-Arguments = tuple[tuple[Any, Any, Any, Any], dict[str, Any]]
 # Fields that decide a task, besides the seed and the number of its commits.
 DECIDING = (
     "dataset",
@@ -61,19 +58,22 @@ class Task:
         return dataclasses.replace(self, params=self.params_of(seed), batches=self.batches_of(seed))
 
 
-def network(config: Config, shape: tuple[int, ...], classes: int) -> tuple[Any, Callable[[int], tuple[PyTree, PyTree]]]:
-    """Return the Flax module that `config` trains on rows of `shape`, and a function that initialises it from a seed.
+def network(config: Config, dataset: data.Dataset | None = None) -> tuple[Any, Callable[[int], tuple[PyTree, PyTree]]]:
+    """Return the Flax module that `config` trains, and a function that initialises it from a seed.
 
     The function returns parameters and model state; with `--x64` those of single precision, as float64.
 
     Args:
       config: the run.
-      shape: shape of a row.
-      classes: number of classes, or of different tokens.
+      dataset: its data; not needed for what is known before they are prepared.
 
     Raises:
       DataError: if the network does not fit the rows, or the device has no float64 (a ValueError).
     """
+    if dataset is None:
+        shape, classes = data.spec(config.dataset, **_files(config))
+    else:
+        shape, classes = dataset.shape, dataset.num_classes
     name = networks.check_network(config, shape)
     if config.x64 and jax.default_backend() == "tpu":
         raise DataError("--x64 does not work on TPUs, which have no float64; set JAX_PLATFORMS=cpu to use the CPU")
@@ -91,8 +91,7 @@ def network(config: Config, shape: tuple[int, ...], classes: int) -> tuple[Any, 
 
 def parameter_shapes(config: Config) -> PyTree:
     """Return the shapes of the parameters that `config` trains, without data or compilation."""
-    shape, classes = data.spec(config.dataset, **_files(config))
-    _, init = network(config, shape, classes)
+    _, init = network(config)
     return jax.eval_shape(lambda: init(config.seed))[0]
 
 
@@ -100,14 +99,14 @@ def make_task(config: Config) -> Task:
     """Return the task of a configuration, with its data in memory."""
     dataset = data.load(config.dataset, **_files(config))
     test_rows, shape = len(jax.tree.leaves(dataset.test)[0]), dataset.shape
-    model, init = network(config, shape, dataset.num_classes)
+    model, init = network(config, dataset)
     begin = functools.cache(init)  # Flax compiles the initialisation at each call.
     if len(shape) == 1:
         rows = losses.token_rows(model)
     else:  # The middle 28x28 pixels after a shift by up to 2 are a random crop of 28x28.
         shift = functools.partial(augment, pad=2 if config.model == "cnn7" else 4) if config.augment else None
         rows = losses.image_rows(model, dataset.mean, dataset.std, dataset.scale, shift)
-    loss_fn, evaluate = losses.make_loss(rows), make_evaluate(rows)
+    loss_fn, evaluate = losses.make_loss(rows), losses.make_evaluate(rows)
 
     def batches_of(seed: int) -> gemjax.Epochs:
         batch_size = min(config.batch_size, len(jax.tree.leaves(dataset.train)[0]))
@@ -149,36 +148,6 @@ def make_task(config: Config) -> Task:
         data_checksum=lambda: data.checksum(dataset),
         data=dataset.described(),
     )
-
-
-def arguments(config: Config, task: Task) -> Arguments:
-    """Return the arguments that every engine takes of a run: positional ones, up to the batches, and keywords.
-
-    Engines find compiled programs by the identity of these objects: keep them for further calls.
-    """
-    steps = task.batches.steps_per_epoch
-    given = make_method(config, steps), task.loss_fn, task.params, task.batches
-    return given, {"model_state": task.model_state, "local": local_steps(config, steps), "seed": config.seed}
-
-
-def initial_state(config: Config, passed: Arguments, device: jax.Device) -> gemjax.RunState:
-    """Return the state of a run before its first commit, on a device; `passed` is from :func:`arguments`."""
-    (tx, _, params, _), shared = passed
-
-    def begin(params: PyTree, model_state: PyTree) -> gemjax.RunState:
-        return gemjax.initial_state(
-            tx, params, num_workers=config.workers, model_state=model_state, local=shared["local"]
-        )
-
-    with jax.default_device(device):
-        return jax.jit(begin)(params, shared["model_state"])  # Eagerly each operation would be compiled by itself.
-
-
-def state_shapes(config: Config, passed: Arguments, device: jax.Device) -> gemjax.RunState:
-    """Return the shapes of the state of a run, on a device, to load a checkpoint into."""
-    like = jax.eval_shape(lambda: initial_state(config, passed, device))
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like)
 
 
 def _files(config: Config) -> dict[str, Any]:

@@ -4,10 +4,10 @@ import tomllib
 
 import pytest
 
-from train import cli
 from train.common.errors import UsageError
 from train.config.config import Config
 from train.config.file import text
+from train.run import command
 from train.sweep import sweep
 from train.sweep.grid import Grid
 
@@ -22,18 +22,18 @@ def test_flags_override_the_file_and_the_file_the_configuration_in_front(tmp_pat
         tmp_path / "a.toml",
         'method = "asgd"\nlearning-rate = 0.05\nworkers = 4\nepochs = 2\naugment = true\ndecay_epochs = [1, 1.5]\n',
     )
-    config, _ = cli.parse(["--workers", "5", "--config", file, "--decay-epochs", "1", "--no-augment"])
+    config, _ = command.parse(["--workers", "5", "--config", file, "--decay-epochs", "1", "--no-augment"])
     assert (config.method, config.learning_rate, config.workers, config.epochs) == ("asgd", 0.05, 5, 2.0)
     assert (config.decay_epochs, config.augment) == ((1.0,), False)
     assert config.batch_size == 256  # That of the configuration digits.
-    assert cli.parse([f"--config={file}"])[0].decay_epochs == (1.0, 1.5)
+    assert command.parse([f"--config={file}"])[0].decay_epochs == (1.0, 1.5)
 
 
 def test_the_file_of_a_run_begins_the_same_run_elsewhere(tmp_path):
     begun = Config(method="dana_slim", epochs=3.0, max_staleness=4, out=str(tmp_path / "run"))
     begun.save(tmp_path / "config.json")
     for name in (tmp_path, tmp_path / "config.json"):
-        config, resume = cli.parse(["--config", str(name)])
+        config, resume = command.parse(["--config", str(name)])
         assert config == Config(**(vars(begun) | {"out": None}))
         assert resume is None
 
@@ -41,7 +41,7 @@ def test_the_file_of_a_run_begins_the_same_run_elsewhere(tmp_path):
 def test_a_printed_file_asks_for_the_same_options(tmp_path, capsys):
     asked = ["--method", "diloco", "--engine", "simulate", "--period", "3", "--seed", "7", "--decay-epochs", "1", "2"]
     for parse, argv, table in (
-        (cli.parse, asked, None),
+        (command.parse, asked, None),
         (sweep.parse, ["--methods", "diloco", "--seeds", "1", "2"], "sweep"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -57,14 +57,14 @@ def test_a_printed_file_asks_for_the_same_options(tmp_path, capsys):
 
 def test_a_flag_on_top_of_a_file_changes_what_follows_from_it(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        cli.parse(["--engine", "simulate", "--print-config"])
+        command.parse(["--engine", "simulate", "--print-config"])
     printed = written(tmp_path / "run.toml", capsys.readouterr().out)
     Config(engine="simulate").save(tmp_path / "config.json")
     for file in (printed, str(tmp_path)):
-        config, _ = cli.parse(["--config", file, "--method", "diloco"])
+        config, _ = command.parse(["--config", file, "--method", "diloco"])
         assert config.cluster == "barrier"
-        assert cli.parse(["--config", file, "--method", "dana_slim"])[0].rate == 0.01
-    assert cli.parse(["--config", printed, "--method", "diloco", "--cluster", "tiered"])[0].cluster == "tiered"
+        assert command.parse(["--config", file, "--method", "dana_slim"])[0].rate == 0.01
+    assert command.parse(["--config", printed, "--method", "diloco", "--cluster", "tiered"])[0].cluster == "tiered"
 
 
 def test_a_sweep_takes_the_task_of_a_file_and_its_own_table(tmp_path):
@@ -75,7 +75,7 @@ def test_a_sweep_takes_the_task_of_a_file_and_its_own_table(tmp_path):
     grid, _ = sweep.parse(["--config", file])
     assert (grid.methods, grid.workers, grid.batch_size, grid.weight_decay) == (("asgd",), (2,), 16, 0.1)
     assert grid.learning_rates == Grid().learning_rates
-    assert cli.parse(["--config", file])[0].workers == 3
+    assert command.parse(["--config", file])[0].workers == 3
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_sweep_takes_the_task_of_a_file_and_its_own_table(tmp_path):
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path, content, message):
     with pytest.raises(UsageError) as raised:
-        cli.parse(["--config", written(tmp_path / "a.toml", content)])
+        command.parse(["--config", written(tmp_path / "a.toml", content)])
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -108,4 +108,4 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, content, message):
 )
 def test_abbreviations_of_other_programs_name_the_flag(typed, meant):
     with pytest.raises(UsageError, match=f"did you mean {meant}\\?"):
-        cli.parse([typed, "1"])
+        command.parse([typed, "1"])

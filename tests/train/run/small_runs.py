@@ -9,6 +9,7 @@ from shrunk import dense
 
 import gemjax
 from train.config.config import Config
+from train.run import engine, figures
 from train.run import train as training
 from train.run.folder import RunFolder
 
@@ -24,8 +25,8 @@ def small(data_dir, tmp_path, monkeypatch):
 
     Its picture is left out: it takes longer than such a run.
     """
-    monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e6)
-    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)
+    monkeypatch.setattr(engine, "CALLBACK_SECONDS", 1e6)
+    monkeypatch.setattr(figures, "draw_run", lambda *_: None)
     return Config(
         workers=3,
         epochs=1.0,

@@ -14,6 +14,7 @@ import gemjax
 from train import cli
 from train.config.config import Config
 from train.report import report
+from train.run import command, figures
 from train.run import train as training
 from train.run.folder import RunFolder
 
@@ -37,7 +38,7 @@ def folder(finished, monkeypatch, tmp_path):
     """Make a copy of that folder, `run`, which tests may damage."""
     dense(monkeypatch)
     monkeypatch.setattr(report, "draw", lambda *_: [])
-    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
+    monkeypatch.setattr(figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, "run")
     return RunFolder("run")
@@ -105,8 +106,8 @@ def test_records_without_a_checkpoint_are_refused_and_kept(folder, capsys, summa
         "train: run cannot be resumed: there is no checkpoint in run/checkpoints, but there are records in events.jsonl and "
         "metrics.jsonl, which"
     ) in error
-    command = re.search(r"begin the run again in another folder: (python -m train .*)$", error)[1]
-    config, resume = cli.parse(shlex.split(command)[3:])
+    again = re.search(r"begin the run again in another folder: (python -m train .*)$", error)[1]
+    config, resume = command.parse(shlex.split(again)[3:])
     assert resume is None
     assert config == dataclasses.replace(Config.load(folder.config), epochs=1.2, out="run-2")
 
@@ -183,7 +184,7 @@ def test_a_resumed_run_leaves_no_summary_or_replay_of_commits_that_it_makes_agai
     shutil.rmtree(folder.saved / "33")
     earlier = max(int(path.name) for path in folder.saved.glob("[0-9]*"))
     with monkeypatch.context() as patched:
-        patched.setattr(training, "_run_engine", lambda *_: 1 / 0)
+        patched.setattr(training, "run_engine", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cli.main(LONGER)
     assert not folder.summary.exists()
@@ -196,7 +197,7 @@ def test_a_resumed_run_leaves_no_summary_or_replay_of_commits_that_it_makes_agai
 def test_a_resumed_run_keeps_the_summary_of_its_last_commits(folder, monkeypatch):
     assert cli.main(["replay", "run"]) == 0
     with monkeypatch.context() as patched:
-        patched.setattr(training, "_run_engine", lambda *_: 1 / 0)
+        patched.setattr(training, "run_engine", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cli.main(LONGER)
     assert folder.summarised_commits() == 33

@@ -18,8 +18,7 @@ from gemjax.engines.running.checkpoints import CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train import cli
 from train.common.files import append_whole, in_words, write_whole
-from train.run import folder
-from train.run import train as training
+from train.run import figures, folder
 from train.run.folder import RunFolder
 
 TENSORSTORE = "RESOURCE_EXHAUSTED: Failed writing: \"x\": No space left on device [os_error_code='28']"
@@ -28,7 +27,7 @@ TENSORSTORE = "RESOURCE_EXHAUSTED: Failed writing: \"x\": No space left on devic
 @pytest.fixture
 def tiny(monkeypatch, tmp_path, tmp_path_factory):
     dense(monkeypatch)
-    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
+    monkeypatch.setattr(figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.chdir(tmp_path)
     return flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))
 

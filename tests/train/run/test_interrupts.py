@@ -14,6 +14,7 @@ from shrunk import COMMITS, dense, flags
 from train import cli
 from train.common import interrupts
 from train.common.interrupts import StopRequest
+from train.run import figures
 from train.run import train as training
 from train.run.folder import RunFolder
 
@@ -23,7 +24,7 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     """Give each test Python's own handlers."""
-    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than a run.
+    monkeypatch.setattr(figures, "draw_run", lambda *_: None)  # It takes longer than a run.
     default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     before = [signal.signal(number, how) for (number, _), how in zip(STATUS, default, strict=True)]
     yield
@@ -116,7 +117,7 @@ def test_a_run_that_a_signal_stops_continues_bit_for_bit(
     drawn = []
     with monkeypatch.context() as patched:
         patched.setattr(training.RunCallback, "poll", signalled)
-        patched.setattr(training.figures, "draw_run", lambda *_: drawn.append(capfd.readouterr()))
+        patched.setattr(figures, "draw_run", lambda *_: drawn.append(capfd.readouterr()))
         assert cli.main(argv) == status
     (before,), name = drawn, interrupts.name_of(number)  # Drawing takes longer than a user may wait.
     assert f"stopped by {name} at 22 of 33 commits; go on with: python -m train --resume run" in before.out
@@ -197,7 +198,7 @@ def test_a_run_that_a_signal_ends_before_a_commit_names_the_command_that_continu
         patched.setattr(os, "_exit", end)
         for command in [argv] if moment == "save_first" else [argv, ["--resume", "run"]]:
             patched.setattr(training.RunCallback, moment, interrupted)
-            patched.setattr(training, "_run_engine", lambda *_: interrupted(None))
+            patched.setattr(training, "run_engine", lambda *_: interrupted(None))
             with pytest.raises(EndedError, match="143"):
                 cli.main(command)
             go_on = "\ngo on with: python -m train --resume run\ntrain: interrupted by SIGTERM\n"
@@ -228,7 +229,7 @@ def test_a_signal_while_the_summary_is_made_names_the_command(second, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(os, "_exit", end)
         patched.setattr(training.RunCallback, "poll", stopped)
-        patched.setattr(training.figures, "draw_run", interrupted)
+        patched.setattr(figures, "draw_run", interrupted)
         with pytest.raises(EndedError, match="143"):
             cli.main(flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data")))
     go_on = "\ngo on with: python -m train --resume run\ntrain: interrupted by SIGTERM\n"

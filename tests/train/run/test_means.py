@@ -11,7 +11,7 @@ from small_runs import run
 
 import gemjax
 from gemjax.telemetry import eventlog
-from train.run.means import Means
+from train.run.records import Means
 
 data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from train.run.dashboard import Workers
-from train.run.progress import LINES, RunProgress
+from train.run.progress import LINES, RunProgress, Workers
 
 
 def history(workers, times, *, measured=True, applied=None, dropped=None, staleness=1):

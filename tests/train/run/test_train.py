@@ -15,10 +15,10 @@ from gemjax.telemetry import eventlog
 from train.common.errors import UsageError
 from train.config import presets
 from train.config.config import Config
+from train.run import figures
 from train.run import train as training
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
-from train.task import cluster as pace
 from train.task import models
 from train.task.methods import make_method
 from train.task.models.layers import BatchNorm
@@ -26,12 +26,12 @@ from train.task.models.ops.layout import ImageLayout
 from train.task.task import make_task
 
 data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
-DRAW_RUN = training.figures.draw_run
+DRAW_RUN = figures.draw_run
 
 
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_a_run_leaves_all_its_records(tiny, small, engine, monkeypatch):
-    monkeypatch.setattr(training.figures, "draw_run", DRAW_RUN)
+    monkeypatch.setattr(figures, "draw_run", DRAW_RUN)
     config = dataclasses.replace(small, engine=engine)
     folder, summary, output = run(config)
     assert summary["finished"]
@@ -97,7 +97,7 @@ def test_a_warning_of_a_run_is_a_line_on_the_terminal(tiny, small):
 
 
 def test_a_cpu_is_not_split_into_more_devices_than_its_cores_can_use(small, monkeypatch):
-    monkeypatch.setattr(pace, "cores", lambda: 2)
+    monkeypatch.setattr(training, "cores", lambda: 2)
     counts = []
 
     def stop(count):
@@ -174,7 +174,7 @@ def test_a_second_run_does_not_overwrite_the_first(small):
 def test_every_configuration_runs_at_a_small_scale(name, tmp_path, data_dir, monkeypatch):
     from train.task.data import load as data
 
-    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)
+    monkeypatch.setattr(figures, "draw_run", lambda *_: None)
     config = presets.load(name)
     if config.dataset != "digits":  # Digits in the same shapes, as its files are not available.
         digits = data.load("digits", data_dir=data_dir)

@@ -13,6 +13,7 @@ from small_runs import run
 import gemjax
 from gemjax.telemetry import eventlog
 from train.common.errors import UsageError
+from train.run import engine, figures
 from train.run import train as training
 from train.run.callback import RunCallback
 from train.run.folder import RunFolder
@@ -158,7 +159,7 @@ def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_simulation_continues_bit_for_bit(tiny, small, monkeypatch, tmp_path):
-    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
+    monkeypatch.setattr(engine, "CALLBACK_EVERY", 5)
     config = dataclasses.replace(small, engine="simulate")
     whole, summary, _ = run(config)
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
@@ -201,7 +202,7 @@ def test_checkpoints_are_written_by_time(tiny, small, monkeypatch, engine, secon
 
 @pytest.mark.slow
 def test_an_interrupted_run_on_devices_continues_without_gap_or_repetition(tiny, small, monkeypatch):
-    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
+    monkeypatch.setattr(engine, "CALLBACK_EVERY", 5)
     folder = RunFolder.fresh(small)
     with monkeypatch.context() as patched:
         patched.setattr(training.StopRequest, "is_set", lambda self: True)
@@ -222,7 +223,7 @@ def test_local_steps_continue_from_a_checkpoint(tiny, small, monkeypatch, tmp_pa
     config = dataclasses.replace(small, engine="simulate", method="lsgd", period=2, local_momentum=0.5)
     whole, summary, _ = run(config)
     assert summary["commits"] == summary["total"] == 17
-    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
+    monkeypatch.setattr(engine, "CALLBACK_EVERY", 5)
     monkeypatch.setattr(training.StopRequest, "is_set", lambda self: True)
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
     folder, summary, _ = run(cut)
@@ -243,7 +244,7 @@ def test_no_other_process_writes_a_run_before_its_summary_is_written(tiny, small
         drawn.append(folder.path)
 
     drawn = []
-    monkeypatch.setattr(training.figures, "draw_run", draw)
+    monkeypatch.setattr(figures, "draw_run", draw)
     folder, summary, _ = run(dataclasses.replace(small, engine="simulate"))
     assert (drawn, summary["finished"]) == ([folder.path], True)
     with RunFolder(folder.path).alone():

@@ -15,6 +15,7 @@ from small_runs import hanging, run
 import gemjax
 from gemjax.telemetry import eventlog
 from gemjax.testing import Faults
+from train.run import engine
 from train.run import train as training
 from train.run.folder import RunFolder
 
@@ -88,7 +89,7 @@ def test_the_first_ctrl_c_ends_a_run_of_hung_workers_with_a_checkpoint(tiny, sma
 
 @pytest.mark.slow
 def test_a_run_interrupted_before_the_first_commit_can_be_resumed(tiny, small, monkeypatch):
-    monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e-6)
+    monkeypatch.setattr(engine, "CALLBACK_SECONDS", 1e-6)
     folder = RunFolder.fresh(small)
     with monkeypatch.context() as patched, Faults().hang(0, 0).hang(1, 0).hang(2, 0) as faults:
         hanging(patched, faults)

@@ -9,8 +9,7 @@ import pytest
 from flax import linen as nn
 
 from gemjax.protocol.compat import enable_x64
-from train.task.evaluate import make_evaluate
-from train.task.losses import cross_entropy, image_rows, make_loss, normalise, token_rows
+from train.task.losses import cross_entropy, image_rows, make_evaluate, make_loss, normalise, token_rows
 from train.task.models import DigitsCNN, GemCNN, init, init_params
 from train.task.models.layers import BatchNorm
 from train.task.models.ops.layout import ImageLayout

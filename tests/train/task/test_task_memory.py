@@ -75,5 +75,5 @@ def test_gradients_that_wait_for_a_quorum_are_counted(monkeypatch):
     """At most eight are in flight on an accelerator, and the quorum's others wait at the central variable."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
-    gradients = lambda **options: memory._memory(Config(workers=40, **options), jax.numpy.zeros(1000))["gradients"]
-    assert [gradients(), gradients(quorum=5), gradients(quorum=40)] == [8 * 4000, 12 * 4000, 40 * 4000]
+    gradients = lambda quorum: memory._memory(Config(workers=40), jax.numpy.zeros(1000), quorum)["gradients"]
+    assert [gradients(1), gradients(5), gradients(40)] == [8 * 4000, 12 * 4000, 40 * 4000]

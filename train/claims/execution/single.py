@@ -17,7 +17,8 @@ from train.config.config import Config
 from train.task.cluster import cluster
 from train.task.divergence import MARGIN
 from train.task.memory import check_memory
-from train.task.task import DECIDING, Task, arguments, make_task
+from train.task.methods import arguments
+from train.task.task import DECIDING, Task, make_task
 
 LAST = 20  # Commits per worker in the mean of the final training loss.
 POINTS = 200  # Largest number of points of a curve.

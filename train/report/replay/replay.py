@@ -20,7 +20,7 @@ from train.config.parsing import parse_flags
 from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Piece, compare, worst
 from train.report.replay.simulator import Replayer
 from train.run.folder import RunFolder
-from train.run.records.provenance import settings_of
+from train.run.resume import settings_of
 from train.task.task import make_task
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import gemjax
 from gemjax.engines.result import with_numbers
 from train.config.config import Config
-from train.task.task import Task, arguments, initial_state, state_shapes
+from train.task.methods import arguments, initial_state, state_shapes
+from train.task.task import Task
 
 PyTree = Any
 Settings = list[tuple[int, dict[str, Any]]]  # Commits from which on fields of the configuration have these values.

@@ -2,8 +2,8 @@
 
 A data set of the project's table is prepared in TFDS's folder by its own builder (`train.task.data.builders`), which needs
 neither TensorFlow nor the network, and read back. The path of a file or folder is that of data of one's own
-(`train.task.data.own`). Any other name is that of an image set of TFDS (`train.task.data.other_sets`). TFDS is imported
-only for data that need it, because that takes seconds.
+(`train.task.data.own`). Any other name is that of an image set of TFDS. TFDS is imported only for data that need it, because
+that takes seconds.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def load(
     """
     if is_own(name):
         return own.load(name, test_share, image_size).pooled(pool)
-    from train.task.data import other_sets, prepared
+    from train.task.data import prepared
 
     root, facts = _root(data_dir), DATASETS.get(name)
     if facts is None:
-        return other_sets.load(name, root).pooled(pool)
+        return prepared.load_other(name, root).pooled(pool)
     splits = prepared.read(builder(name), root, manual_dir)
     if len(facts.shape) == 1:
         splits = {split: {"tokens": rows_of(one["text"], facts.shape[0])} for split, one in splits.items()}
@@ -86,9 +86,9 @@ def spec(name: str, *, data_dir: str | None = None, pool: int = 1, **own_files: 
     elif facts := DATASETS.get(name):
         shape, classes = facts.shape, facts.classes
     else:
-        from train.task.data import other_sets
+        from train.task.data import prepared
 
-        shape, classes = other_sets.spec(name, _root(data_dir))
+        shape, classes = prepared.spec_of_other(name, _root(data_dir))
     return Spec(pooled(shape, pool), classes)
 
 
@@ -99,9 +99,9 @@ def check_name(name: str, data_dir: str | None = None) -> None:
       DataError: if not, with the names that there are.
     """
     if name not in DATASETS and not is_own(name):
-        from train.task.data import other_sets
+        from train.task.data import prepared
 
-        other_sets.find(name, _root(data_dir))
+        prepared.find(name, _root(data_dir))
 
 
 def builder(name: str) -> Any:

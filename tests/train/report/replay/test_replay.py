@@ -16,10 +16,11 @@ from train import cli
 from train.common.machine import precision
 from train.config.config import Config
 from train.report.replay import replay
-from train.run import train as training
+from train.run import engine, figures
 from train.run.folder import RunFolder
 from train.task.data import load
-from train.task.task import arguments, make_task, state_shapes
+from train.task.methods import arguments, state_shapes
+from train.task.task import make_task
 
 SAME = "same to rounding"
 
@@ -29,9 +30,9 @@ def made(monkeypatch, tmp_path, tmp_path_factory):
     """Return a function that makes a small run with all its checkpoints and returns its folder."""
     dense(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
-    monkeypatch.setattr(training, "CALLBACK_EVERY", 11)
-    monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e6)  # So that the pieces do not depend on the machine's speed.
+    monkeypatch.setattr(figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
+    monkeypatch.setattr(engine, "CALLBACK_EVERY", 11)
+    monkeypatch.setattr(engine, "CALLBACK_SECONDS", 1e6)  # So that the pieces do not depend on the machine's speed.
 
     def make(*more):
         data = str(tmp_path_factory.getbasetemp() / "data")

@@ -15,7 +15,7 @@ from train.sweep.folder import SweepFolder
 from train.sweep.grid import Grid
 from train.task import task
 from train.task.data import load as data
-from train.task.data import other_sets, prepared
+from train.task.data import prepared
 
 pytestmark = pytest.mark.filterwarnings("default:.*OpenCV")
 
@@ -79,7 +79,7 @@ def test_a_set_prepared_elsewhere_is_read(tmp_path):
 def test_a_name_that_only_the_folder_knows_and_a_newer_version_are_found(tmp_path, monkeypatch):
     for version in ("0.9.0", "0.10.0"):
         folder = prepare(tmp_path, monkeypatch, name="own_photographs", VERSION=tfds.core.Version(version))
-    assert str(other_sets.find("own_photographs", tmp_path).version) == "0.10.0"
+    assert str(prepared.find("own_photographs", tmp_path).version) == "0.10.0"
     data.check_name("own_photographs", data_dir=folder)
     with pytest.raises(ValueError, match="there is no data set 'own_photographs'"):
         data.check_name("own_photographs", data_dir=str(tmp_path / "elsewhere"))
@@ -143,7 +143,7 @@ def test_a_flag_that_the_network_of_a_set_does_not_have_is_refused(tmp_path, mon
 
 
 def test_a_set_that_is_not_prepared_is_refused_at_once_with_a_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(other_sets, "has_tensorflow", lambda: False)
+    monkeypatch.setattr(prepared, "has_tensorflow", lambda: False)
     monkeypatch.setattr(prepared, "prepare", lambda builder: pytest.fail("TFDS was asked to prepare it"))
     with pytest.raises(FileNotFoundError, match=r"takes TensorFlow: pip install 'gemjax\[tfds\]', or .* as data_dir"):
         data.load("emnist/letters", data_dir=str(tmp_path / "data"))
@@ -152,7 +152,7 @@ def test_a_set_that_is_not_prepared_is_refused_at_once_with_a_remedy(tmp_path, m
 
 
 def test_with_tensorflow_tfds_prepares_the_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(other_sets, "has_tensorflow", lambda: True)
+    monkeypatch.setattr(prepared, "has_tensorflow", lambda: True)
     monkeypatch.setattr(tfds, "builder", lambda name, data_dir: Photographs(data_dir=data_dir))
     np.testing.assert_array_equal(data.load("beans", data_dir=str(tmp_path)).test["image"], pixels("test"))
 

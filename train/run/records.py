@@ -1,20 +1,69 @@
-"""Means of training loss and gap between two evaluations."""
+"""Records of a run: its event log, its metrics, and the means between two evaluations that they hold."""
 
 import collections
 import itertools
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+import gemjax
 from gemjax.telemetry import eventlog
-from train.run.records.metrics import read_metrics
 
+METRICS = ("commits", "time", "test_loss", "test_accuracy")  # Required fields of a line.
 # Beginnings of lines of the event log that are rows of the history.
 ROWS = tuple(b'{"event":"%s"' % event for event in (b"commit", b"reject", b"drop"))
+
+
+class RunLog(gemjax.EventLog):
+    """The event log of a run.
+
+    Args:
+      path: file of the log.
+      on_commit: called after each commit is written.
+    """
+
+    def __init__(self, path: str | os.PathLike, on_commit: Callable[[], None]):
+        super().__init__(path)
+        self._on_commit = on_commit
+
+    def write(self, /, event: str, time: float, **fields: Any) -> None:
+        super().write(event, time, **fields)
+        if event == "commit":
+            self._on_commit()
+
+    def check_continued(self, trace: gemjax.Trace) -> None:
+        """Check nothing again: the log was read when the run was restored."""
+
+
+def read_metrics(path: Path, size: int | None = None) -> dict[str, np.ndarray]:
+    """Read metrics as columns; values that were not finite are NaN, and an incomplete last line is skipped.
+
+    Args:
+      path: the file; without it there are no columns.
+      size: bytes to read; all if `None`.
+
+    Raises:
+      ValueError: if a line is not one of metrics; the message names file and line.
+    """
+    if not path.exists():
+        return {}
+    with open(path, "rb") as file:
+        lines = file.read(-1 if size is None else size).split(b"\n")[:-1]
+    rows: list[dict[str, float | None]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(dict.fromkeys(METRICS) | json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number}: not metrics of a run: {error}; the line is {line[:80]!r}"
+            ) from error
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([np.nan if row.get(name) is None else row[name] for row in rows]) for name in names}
 
 
 class ArrivalRow(NamedTuple):
@@ -50,7 +99,7 @@ class Means:
 
     @classmethod
     def of_records(cls, events: Path, metrics: Path, *, measured: bool) -> Self:
-        """Return the means of a run that goes on: over the commits in its log that its metrics do not count yet.
+        """Return the means of a run that begins or goes on: over the commits in its log that its metrics do not count yet.
 
         Args:
           events: the event log.

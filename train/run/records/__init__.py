@@ -1,1 +1,0 @@
-"""Records of a run, each checked in one place for all commands that read them."""
