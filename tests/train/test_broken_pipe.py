@@ -23,7 +23,7 @@ def closed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argv", [["--help"], ["sweep", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], pytest.param(["sweep", "--help"], marks=pytest.mark.nightly)])
 def test_a_broken_pipe_ends_the_help_silently(argv, closed):
     command = [sys.executable, "-m", "train", *argv]
     ended = subprocess.run(command, cwd=ROOT, stdout=closed, stderr=subprocess.PIPE, timeout=120)
@@ -77,9 +77,9 @@ sys.exit(cli.main(sys.argv[1:]))
 @pytest.mark.slow
 def test_a_run_goes_on_to_its_end_without_a_reader(tmp_path):
     """After its first line of progress it waits until the reader has ended."""
-    flags = ["--engine", "simulate", "--workers", "3", "--epochs", "20", "--out", str(tmp_path / "run")]
+    flags = ["--engine", "simulate", "--model", "mlp", "--workers", "3", "--epochs", "20"]
     with subprocess.Popen(
-        [sys.executable, "-c", WAITS, *flags],
+        [sys.executable, "-c", WAITS, *flags, "--out", str(tmp_path / "run")],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert any(b"/300 commits" in line for line in iter(process.stdout.readline, b""))

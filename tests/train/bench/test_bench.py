@@ -20,12 +20,12 @@ def test_the_benchmark_measures_both_engines(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_devices, "GRADIENT", 0.001)  # Seconds; 600 of them, and of its multiples, are waited for.
     monkeypatch.setattr(bench_devices, "MATRIX", 10)
     out = tmp_path / "bench.json"
-    argv = ["--rounds", "1", "--steps", "3", "--workers", "1", "2", "--methods", "gem", "easgd", "--networks", "mlp"]
+    argv = ["--rounds", "1", "--steps", "3", "--workers", "1", "2", "--methods", "gem", "--networks", "mlp"]
     argv += ["--commits", "200", "--parameters", "160000", "--out", str(out)]
     assert bench.main(argv) == 0
     figures = json.loads(out.read_text())
     ratios = figures["simulate"]["mlp, 64"]["ratio"]
-    assert {method: set(of) for method, of in ratios.items()} == {"gem": {"1", "2"}, "easgd": {"1", "2"}}
+    assert {method: set(of) for method, of in ratios.items()} == {"gem": {"1", "2"}}
     assert all(value > 0 for of in ratios.values() for value in of.values())
     engine = figures["devices"]["overhead"]["160,000"]["engine with 1 worker, per commit"]
     assert engine["mean"] == pytest.approx(1e6 / engine["per second"])

@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/environ"
 
 # The rate is that of the tests of killed runs on devices, for the same reason.
 FLAGS = [
-    "--engine", "cluster", "--method", "asgd", "--learning-rate", "0.001", "--workers", "2", "--batch-size", "32",
-    "--checkpoint-every", "20",
+    "--engine", "cluster", "--model", "mlp", "--method", "asgd", "--learning-rate", "0.001", "--workers", "2",
+    "--batch-size", "32", "--checkpoint-every", "20",
 ]  # fmt: skip
 
 
