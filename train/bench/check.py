@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
+from gemjax.engines.devices.hardware.central import COMMIT
 from gemjax.engines.simulator import loops
 from gemjax.engines.transition import Transition
 from train.bench.devices import parameters, programs_of
@@ -62,7 +63,7 @@ def _on_device(kind: type[Transition], size: int, steps: int) -> Callable[[], fl
 
     def once() -> float:
         began = time.perf_counter()
-        jax.block_until_ready(programs.run_commit(0, gradient))
+        jax.block_until_ready(programs.central.commit(0, gradient, COMMIT))
         return time.perf_counter() - began
 
     count = max(3, steps * 160_000 // size)

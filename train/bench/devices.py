@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
+from gemjax.engines.devices.hardware.central import COMMIT
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.transition import Transition
 from gemjax.testing import Faults
@@ -301,7 +302,7 @@ def _pieces(programs: Programs, count: int) -> dict[str, list[float]]:
         gradient = timed("gradient program", functools.partial(programs.compute, 0, selection))
         timed("  of that, its dispatch on the host", functools.partial(programs.compute, 0, selection), wait=False)
         packed, _ = timed("transfer of the gradient", functools.partial(programs.bring, gradient))
-        view, report = timed("commit + pull program", functools.partial(programs.run_commit, 0, packed))
+        view, report = timed("commit + pull program", functools.partial(programs.central.commit, 0, packed, COMMIT))
         timed("transfer of the view", functools.partial(programs.send, 0, view))
         timed("reading the report", functools.partial(programs.read, report), wait=False)
     return spent

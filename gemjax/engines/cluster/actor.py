@@ -18,7 +18,7 @@ from gemjax.engines.cluster.pieces import joined, split
 from gemjax.engines.devices.hardware.central import event_of
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.prefetch import Selections
-from gemjax.engines.devices.hardware.programs.gradients import Packers, packed_gradient, stepwise
+from gemjax.engines.devices.hardware.programs.gradients import Packers, Stepwise, packed_gradient
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.memory import offload_if_needed
 from gemjax.engines.running import keys
@@ -128,7 +128,7 @@ class Actor:
         self._part = job.part
         finish = packed_gradient if job.part is None else packed_message
         interruptible = job.interruptible and job.step.local is not None
-        self._stepwise = stepwise(job.step, batches, job.packers, place, finish) if interruptible else None
+        self._stepwise = Stepwise(job.step, batches, job.packers, place, finish) if interruptible else None
         compute = finish(job.step.gradient, batches, job.packers)
         self._compute = jax.jit(
             lambda memory, *arguments: compute(*arguments, place=place), donate_argnums=0, keep_unused=True

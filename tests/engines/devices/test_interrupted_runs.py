@@ -110,7 +110,7 @@ def test_local_steps_end_at_the_next_step(monkeypatch):
 
 def test_an_interrupted_call_makes_no_gradient():
     ended = lambda *arguments: pytest.fail("the last program ran")
-    stepwise = Stepwise(None, None, None)
+    stepwise = Stepwise(None, None, None, None, None)
     stepwise._begin, stepwise._end = lambda x: x, ended
     stepwise._step = types.SimpleNamespace(at=lambda *_: lambda carry, j, x: carry + 1 + 0 * j)
     answers = iter([False, False, False, True])

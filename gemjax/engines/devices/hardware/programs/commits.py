@@ -1,9 +1,10 @@
 """Commits at the central variable and the pulls that follow, for workers on any transport."""
 
 import abc
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
 from gemjax.engines.programs import Kept, Program
 from gemjax.engines.result import RunFailedError, with_numbers, without_numbers
-from gemjax.engines.transition import RunState, Transition, View
+from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import PyTree, slots
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.trace import Draws
@@ -52,6 +53,7 @@ class CentralPrograms(abc.ABC):
 
     late: Sequence[int] = ()
     prefetcher: Any = None
+    _selections: Any = None  # Of batches, where they are selected on this host.
     measured: Sequence[str] = ()
     largest_packed = math.inf
     lends_views = False
@@ -93,8 +95,8 @@ class CentralPrograms(abc.ABC):
         return self._known.setdefault(name, make()) if name not in self._known else self._known[name]
 
     def _packers(self, transition: Transition, batches: Any, state: RunState, example: PyTree) -> Packers:
-        outcome = lambda state: self._with_outcome(transition.view_of(slots.take(state, 0)), jnp.array(False))
-        view = jax.eval_shape(outcome, state)
+        view_of = lambda state: transition.view_of(slots.take(state, 0))
+        view = jax.eval_shape(lambda state: with_outcome(view_of(state), jnp.array(False), self._keeps_local), state)
         return packers(transition, batches, self.placement.central, view, self._local[0], example, self.largest_packed)
 
     def _pack(self, packed_as: "Packers") -> "Packers":
@@ -105,9 +107,6 @@ class CentralPrograms(abc.ABC):
         return Central(
             transition, state, self.placement.central, *self.packers, self._keeps_local, lend=self.lends_views
         )
-
-    def _with_outcome(self, view: View, applied: jax.Array) -> tuple[View, Any]:
-        return with_outcome(view, applied, self._keeps_local)
 
     @abc.abstractmethod
     def warm_up(self) -> None:
@@ -179,7 +178,11 @@ class CentralPrograms(abc.ABC):
           RunFailedError: if the devices of the central variable fail.
         """
         packed, self._moved[worker] = brought
-        self._undelivered[worker], report = self.run_commit(worker, packed)
+        event = event_of(worker, self.steps[worker])
+        with self._may_fail(f" at a commit of worker {worker}"):
+            self._undelivered[worker], report = self.central.commit(worker, packed, event)
+        if self._selections is not None:
+            self._selections.drop(worker, self.steps[worker], self.draws.of(worker))
         self.steps[worker] += 1
         self.draws.use(worker)
         return report
@@ -198,7 +201,9 @@ class CentralPrograms(abc.ABC):
           RunFailedError: if the devices of the central variable fail; any other exception is a fault of the worker.
         """
         self.deliver(worker)  # With the outcome of the last commit, which the local optimizer needs.
-        self._undelivered[worker], _ = self.run_commit(worker, self.central.no_gradient(), commits=False)
+        nothing, event = self.central.no_gradient(), event_of(worker, self.steps[worker], commits=False)
+        with self._may_fail(f" at a pull of worker {worker}"):
+            self._undelivered[worker], _ = self.central.commit(worker, nothing, event)
         if not self.num_blocks:
             self.deliver(worker)
 
@@ -208,24 +213,10 @@ class CentralPrograms(abc.ABC):
         Raises:
           RunFailedError: if the devices of the central variable fail; any other exception is a fault of the worker.
         """
-        try:
+        with self._may_fail(f" at a read of worker {worker}"):
             self._undelivered[worker] = self.central.read(worker, block, self._undelivered[worker])
-        except Exception as error:
-            raise RunFailedError(f"{self._central_in_words} failed at a read of worker {worker}: {error!r}") from error
         if block == self.num_blocks - 1:
             self.deliver(worker)
-
-    def run_commit(self, worker: int, packed: Packed, *, commits: bool = True) -> tuple[Packed, PyTree]:
-        """Dispatch the commit program alone; return the worker's packed next view, and the report.
-
-        Raises:
-          RunFailedError: if the devices of the central variable fail.
-        """
-        try:
-            return self.central.commit(worker, packed, event_of(worker, self.steps[worker], commits=commits))
-        except Exception as error:
-            what = f"a {'commit' if commits else 'pull'} of worker {worker}"
-            raise RunFailedError(f"{self._central_in_words} failed at {what}: {error!r}") from error
 
     def read(self, report: PyTree) -> list:
         """Wait for the numbers of a report and return them, in the order of ``reported``.
@@ -233,10 +224,16 @@ class CentralPrograms(abc.ABC):
         Raises:
           RunFailedError: if the commit has failed on the devices of the central variable.
         """
-        try:
+        with self._may_fail():
             return unpacked_report(report, self.reported)
+
+    @contextlib.contextmanager
+    def _may_fail(self, at: str = "") -> Iterator[None]:
+        """Raise ``RunFailedError`` in place of an exception, which is one of the central variable's devices."""
+        try:
+            yield
         except Exception as error:
-            raise RunFailedError(f"{self._central_in_words} failed: {error!r}") from error
+            raise RunFailedError(f"{self._central_in_words} failed{at}: {error!r}") from error
 
     @property
     def _central_in_words(self) -> str:

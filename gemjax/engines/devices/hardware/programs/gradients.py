@@ -61,12 +61,14 @@ class Stepwise:
 
     Args:
       step: the worker's functions, with local steps.
-      at: ``at(function, *arguments)`` calls ``function(view, batch, worker, step)`` with what the arguments mean.
-      finish: ``finish(function, *arguments)`` makes of the displacement, which ``function`` returns, what is sent; it may
-        take more arguments.
+      batches, packed_as, place: as for :func:`packed_gradient` and what it returns.
+      finish: :func:`packed_gradient`, or another one like it whose function may take more arguments.
     """
 
-    def __init__(self, step: WorkerStep, at: Callable, finish: Callable):
+    def __init__(self, step: WorkerStep, batches: Any, packed_as: Packers, place: Place | None, finish: Callable):
+        def at(function, packed, *arguments):
+            return gradient_at(function, batches, place, packed_as.views.unpack(packed)[0], *arguments)
+
         def begin(*arguments):
             return at(lambda view, batch, worker, _: step.begin(view, batch, worker), *arguments)
 
@@ -74,14 +76,15 @@ class Stepwise:
             return at(lambda view, batch, worker, _: step.local_step(view, batch, worker, j, carry), *arguments)
 
         def end(carry, *arguments):
-            return finish(lambda view, batch, worker, _: step.end(view, batch, worker, carry), *arguments)
+            displacement = lambda view, batch, worker, _: step.end(view, batch, worker, carry)
+            return finish(displacement, batches, packed_as)(*arguments, place=place)
 
         self._begin, self._step, self._end = Program(begin), Program(one_step, donate_argnums=0), Program(end)
 
     def __call__(self, interrupted: Callable[[], bool], count: int, arguments: tuple, *more: Any) -> Any:
         """Make ``count`` steps and return what is sent, or ``None`` as soon as ``interrupted()`` is true.
 
-        ``arguments`` are those of ``at``; ``more`` are those that ``finish`` takes besides.
+        ``arguments`` are those of a packed gradient without the place; ``more`` are those that ``finish`` takes besides.
         """
         carry = self._begin(*arguments)
         step = self._step.at(carry, np.int32(0), *arguments)
@@ -90,15 +93,3 @@ class Stepwise:
                 return None
             carry = jax.block_until_ready(step(carry, np.int32(j), *arguments))
         return None if interrupted() else self._end(carry, *arguments, *more)
-
-
-def stepwise(step: WorkerStep, batches: Any, packed_as: Packers, place: Place | None, finish: Callable) -> Stepwise:
-    """Return local steps that can be interrupted; ``finish`` is :func:`packed_gradient` or another one like it."""
-
-    def at(function, packed, *arguments):
-        return gradient_at(function, batches, place, packed_as.views.unpack(packed)[0], *arguments)
-
-    def send_off(function, *arguments):
-        return finish(function, batches, packed_as)(*arguments, place=place)
-
-    return Stepwise(step, at, send_off)

@@ -14,7 +14,7 @@ from gemjax.engines.devices.hardware.packing import Packed, send
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
-from gemjax.engines.devices.hardware.programs.gradients import Stepwise, packed_gradient, stepwise
+from gemjax.engines.devices.hardware.programs.gradients import Stepwise, packed_gradient
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.programs import Program
 from gemjax.engines.transition import RunState, Transition
@@ -44,7 +44,7 @@ class Programs(CentralPrograms):
         interruptible = interruptible and transition.local is not None
         if interruptible:
             _check_apart(placement)
-            compiled = lambda place: stepwise(transition, traced, self.packers, place, packed_gradient)
+            compiled = lambda place: Stepwise(transition, traced, self.packers, place, packed_gradient)
         else:
             compute = packed_gradient(transition.gradient, traced, self.packers)
             compiled = lambda place: Program(functools.partial(compute, place=place))
@@ -126,12 +126,6 @@ class Programs(CentralPrograms):
 
     def send(self, worker: int, packed_view: Packed) -> Packed:
         return send(packed_view, self.placement.workers[worker])
-
-    def commit(self, worker: int, brought: tuple[Packed, PyTree]) -> jax.Array:
-        step, draw = self.steps[worker], self.draws.of(worker)
-        report = super().commit(worker, brought)
-        self._selections.drop(worker, step, draw)
-        return report
 
     def close(self) -> None:
         """Prefetch no more data, and let no local steps go on."""
