@@ -123,11 +123,11 @@ class ClusterPrograms(CentralPrograms):
         step = self._job.step
         return pickled(self._job, loss_fn=step.loss_fn, batches=self._job.batches, local=step.local)
 
-    def _pack(self, packed_as: Packers) -> Packers:
+    def _packers(self, transition: Transition, batches: Any, state: RunState, example: PyTree) -> Packers:
+        packed_as = super()._packers(transition, batches, state, example)
         if self._part is None:
             return packed_as
-        make = lambda: packers_of_messages(packed_as, self._part, self.placement.central, self.largest_packed)
-        return self.once(f"packers of messages of {self.largest_packed} bytes", make)
+        return packers_of_messages(packed_as, self._part, self.placement.central, self.largest_packed)
 
     @functools.cached_property
     def evaluator(self) -> jax.Device:

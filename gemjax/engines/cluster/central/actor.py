@@ -151,20 +151,19 @@ class CentralActor:
         """Stack the slots of all workers; the first host returns the leaves of the state, with ``None`` for large ones."""
         if not self._gathered:
             self._gathered = jax.tree.leaves(keys.as_data(self._central.gather()))
-        small = [leaf if leaf.size <= SMALL else None for leaf in self._gathered]
-        small = jax.tree.map(np.asarray, jax.device_put(small, whole(self._place)))
-        return small if self._host == 0 else None
+        return self._from_first([leaf if leaf.size <= SMALL else None for leaf in self._gathered])
 
     def read(self, index: int) -> np.ndarray | None:
         """Return a leaf of the gathered state from the first host."""
-        leaf = jax.device_put(self._gathered[index], whole(self._place))
-        return np.asarray(leaf.addressable_data(0)) if self._host == 0 else None
+        return self._from_first(self._gathered[index])
 
     def params(self) -> list[np.ndarray] | None:
         """Return the leaves of parameters and model state from the first host."""
-        state = self._central.state()
-        leaves = jax.device_put(jax.tree.leaves(keys.as_data((state.params, state.model_state))), whole(self._place))
-        found = [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
+        return self._from_first(jax.tree.leaves(keys.as_data(self._central.params())))
+
+    def _from_first(self, leaves: Any) -> Any:
+        """Return arrays in host memory from the first host, ``None`` from the others."""
+        found = jax.tree.map(np.asarray, jax.device_put(leaves, whole(self._place)))
         return found if self._host == 0 else None
 
     def keep(self, kept: int, leaves: Mapping[str, int]) -> None:

@@ -172,7 +172,7 @@ class SharedCentral:
         """Return arrays on the driver."""
         return jax.device_put(tree, self._here)
 
-    def read_params(self) -> tuple[PyTree, PyTree]:
+    def params(self) -> tuple[PyTree, PyTree]:
         """Return parameters and model state, from the actors."""
         like = self.recipe.state.params, self.recipe.state.model_state
         if self._begin is not None:

@@ -12,11 +12,10 @@ from gemjax.engines.cluster.central.world import World
 from gemjax.engines.cluster.pieces import Pieces
 from gemjax.engines.cluster.programs import ClusterPrograms, Times, by_value, on_host, pickled
 from gemjax.engines.devices.hardware.packing import unpacked_report
-from gemjax.engines.devices.hardware.programs.gradients import Packers, packers
-from gemjax.engines.devices.hardware.sharding import devices_of
+from gemjax.engines.devices.hardware.sharding import Place, devices_of
 from gemjax.engines.running import keys
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol import PyTree, slots
+from gemjax.protocol import PyTree
 
 
 class SharedPrograms(ClusterPrograms):
@@ -27,15 +26,9 @@ class SharedPrograms(ClusterPrograms):
 
     central: SharedCentral
 
-    def _packers(self, transition: Transition, batches: Any, state: RunState, example: PyTree) -> Packers:
-        outcome = lambda state: self._with_outcome(transition.view_of(slots.take(state, 0)), jax.numpy.array(False))
-        # Only the number of devices decides what is cut.
-        place = devices_of(self.placement.central)[:1] * self.placement.parts
-        view = jax.eval_shape(outcome, state)
-        return packers(transition, batches, place, view, self._local[0], example, self.largest_packed)
-
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        return super().once(f"{name} for {self.placement.parts} hosts", make)
+    @property
+    def _cut_over(self) -> Place:
+        return devices_of(self.placement.central)[:1] * self.placement.parts  # Only their number decides what is cut.
 
     def _make_central(self, transition: Transition, state: RunState) -> SharedCentral:
         here = devices_of(self.placement.central)[0]
@@ -88,20 +81,6 @@ class SharedPrograms(ClusterPrograms):
     def _central_in_words(self) -> str:
         return f"the central variable, divided over {self.placement.parts} actors,"
 
-    @property
-    def params(self) -> PyTree:
-        """The central variable, from the actors."""
-        return self.central.read_params()[0]
-
-    @property
-    def model_state(self) -> PyTree:
-        """The model state, from the actors."""
-        return self.central.read_params()[1]
-
-    def copy(self) -> tuple[PyTree, PyTree]:
-        """Return parameters and model state, from the actors, on the evaluator."""
-        return jax.device_put(self.central.read_params(), self.evaluator)
-
     def reached(self) -> RunState:
-        params, model_state = self.central.read_params()
+        params, model_state = self.central.params()
         return self.gather()._replace(params=params, model_state=model_state)

@@ -240,9 +240,10 @@ class Central:
             self._reads[block] = program.at(shared, slot, view.vectors, COMMIT)
             slot, *_ = jax.block_until_ready(self._reads[block](shared, slot, view.vectors, COMMIT))
 
-    def state(self, worker: int = 0) -> RunState:
-        """Return the state with the slot of ``worker`` checked out; valid until the next commit."""
-        return self._unpacked(self.shared, self.slots[worker], self.programs.parts)
+    def params(self) -> tuple[PyTree, PyTree]:
+        """Return parameters and model state; valid until the next commit."""
+        state = self._unpacked(self.shared, self.slots[0], self.programs.parts)
+        return state.params, state.model_state
 
     def gather(self, to: jax.Device | None = None) -> RunState:
         """Return the state with the slots of all workers stacked; valid until the next commit.

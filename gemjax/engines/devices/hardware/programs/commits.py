@@ -74,18 +74,12 @@ class CentralPrograms(abc.ABC):
         self._undelivered: dict[int, Packed] = {}  # Pulled views on the devices of the central variable.
         state = without_numbers(state._replace(view=Slots(state.view.value._replace(local=()), self.num_workers)))
         # What is known of a run with the same functions on the same devices, whose arrays have the same kinds.
-        same = transition, batches._traced(), tuple(placement.workers), placement.central
+        same = transition, batches._traced(), tuple(placement.workers), self._cut_over
         self._known = KNOWN.get(same, dict, (state, self._local[0], example, batches.data))
-        self.packers = self._pack(
-            self.once(
-                f"packers of {self.largest_packed} bytes",
-                functools.partial(self._packers, transition, batches, state, example),
-            )
-        )
-        views = self.packers.views
-        self._settle: Any = self.once(
-            f"settle of {self.largest_packed} bytes", lambda: Program(functools.partial(_settle, views))
-        )
+        packed_as = functools.partial(self._packers, transition, batches, state, example)
+        self.packers: Packers = self.once(f"packers of {self.largest_packed} bytes", packed_as)
+        settle = functools.partial(_settle, self.packers.views)
+        self._settle: Any = self.once(f"settle of {self.largest_packed} bytes", lambda: Program(settle))
         self.central = self._make_central(transition, state)
         self.reported = self.central.reported
         self._views: list[Any] = [self.send(worker, view) for worker, view in enumerate(self.central.first_views())]
@@ -94,14 +88,16 @@ class CentralPrograms(abc.ABC):
         """Return what an earlier run of the same objects has made under this name, or make it."""
         return self._known.setdefault(name, make()) if name not in self._known else self._known[name]
 
+    @property
+    def _cut_over(self) -> Place:
+        """The devices over which arrays of views and gradients are cut."""
+        return self.placement.central
+
     def _packers(self, transition: Transition, batches: Any, state: RunState, example: PyTree) -> Packers:
+        """Return the packers that the transport uses."""
         view_of = lambda state: transition.view_of(slots.take(state, 0))
         view = jax.eval_shape(lambda state: with_outcome(view_of(state), jnp.array(False), self._keeps_local), state)
-        return packers(transition, batches, self.placement.central, view, self._local[0], example, self.largest_packed)
-
-    def _pack(self, packed_as: "Packers") -> "Packers":
-        """Return the packers that the transport uses."""
-        return packed_as
+        return packers(transition, batches, self._cut_over, view, self._local[0], example, self.largest_packed)
 
     def _make_central(self, transition: Transition, state: RunState) -> Any:
         return Central(
@@ -241,16 +237,15 @@ class CentralPrograms(abc.ABC):
 
     @property
     def params(self) -> PyTree:
-        return self.central.state().params
+        return self.central.params()[0]
 
     @property
     def model_state(self) -> PyTree:
-        return self.central.state().model_state
+        return self.central.params()[1]
 
     def copy(self) -> tuple[PyTree, PyTree]:
         """Return a copy of parameters and model state on the evaluator, at once; later commits leave it alone."""
-        state = self.central.state()
-        return jax.device_put(_copied((state.params, state.model_state)), self.evaluator)
+        return jax.device_put(_copied(self.central.params()), self.evaluator)
 
     @functools.cached_property
     def evaluator(self) -> jax.Device:
