@@ -94,9 +94,9 @@ class CentralActor:
         found = ocp.load_checkpointables(checkpoint, {STATE: names})[STATE]
         self._leaves |= {index: found[name] for index, name in wanted.items()}
 
-    def keep_leaves(self, indices: Mapping[int, int]) -> None:
-        """Take leaves of the state from that which the last run has reached, by their numbers in both."""
-        self._leaves |= {index: self._gathered[before] for index, before in indices.items()}
+    def keep_leaf(self, index: int, before: int) -> None:
+        """Take a leaf of the state from that which the last run has reached, by its numbers in both."""
+        self._leaves[index] = self._gathered[before]
 
     def ping(self) -> None:
         """Return at once."""

@@ -73,7 +73,7 @@ class AtActors(Elsewhere):
 
     def read(self) -> np.ndarray:
         self._central.check(self.version)
-        return self._central.world.each(lambda actor, host: actor.read.remote(self.index))[0]
+        return self._central.world.each("read", self.index)[0]
 
 
 class SharedCentral:
@@ -94,30 +94,23 @@ class SharedCentral:
         self.recipe = Recipe(
             dataclasses.replace(transition, loss_fn=no_loss, local=local), shapes, packers, keeps_local
         )
-        self.reported = self._numbers()
+        self._vectors = jax.eval_shape(self._report, shapes)  # By name.
         self.world: World = None  # type: ignore[assignment]
 
-    def _numbers(self) -> dict[str, np.dtype]:
-        def report(state):
-            taken, transition = slots.take(state, 0), self.recipe.transition
-            gradient = self.recipe.packers.gradients.unpack(self.recipe.packers.gradients.zeros())
-            view = transition.view_of(taken).params
-            named = numbers_of(transition.commit_and_pull(taken, view, gradient, jnp.int32(0), jnp.int32(0))[2])
-            self._order = list(named)
-            return named, packed_report(named)
-
-        named, self._vectors = jax.eval_shape(report, self.recipe.state)
-        return {name: np.dtype(named[name].dtype) for name in self._order}
+    def _report(self, state: RunState) -> dict[str, Any]:
+        taken, transition = slots.take(state, 0), self.recipe.transition
+        gradient = self.recipe.packers.gradients.unpack(self.recipe.packers.gradients.zeros())
+        view = transition.view_of(taken).params
+        named = numbers_of(transition.commit_and_pull(taken, view, gradient, jnp.int32(0), jnp.int32(0))[2])
+        self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # Set by tracing.
+        return packed_report(named)
 
     def connect(self, world: World, pickle: Callable[[], bytes], by_value: Callable[[str], bool]) -> None:
         """Let the actors of ``world`` begin with the state of the run; the others as for ``Cluster.begin``."""
         state, ray = self._begin, imported_ray()
         assert state is not None
         while True:
-            job = ray.put(pickle())
-            if not sent_by_value(
-                world.each(lambda actor, host, job=job: actor.begin.remote(settings(), job)), by_value
-            ):
+            if not sent_by_value(world.each("begin", settings(), ray.put(pickle())), by_value):
                 break
         first = is_unmade(state)
         files: dict[tuple, dict[int, str]] = {}
@@ -126,18 +119,17 @@ class SharedCentral:
         ):
             if isinstance(leaf, AtActors) and leaf.owner is world.owner:
                 world.owner.check(leaf.version)
-                world.each(lambda actor, host, index=index, leaf=leaf: actor.keep_leaves.remote({index: leaf.index}))
+                world.each("keep_leaf", index, leaf.index)
             elif isinstance(leaf, Elsewhere) and leaf.at is not None:
                 leaf.check()
                 files.setdefault(leaf.at, {})[index] = leaf.name
             else:  # One at a time, as Ray's memory may have room for one alone.
-                sent = ray.put(np.asarray(leaf))
-                world.each(lambda actor, host, index=index, sent=sent: actor.load.remote(index, sent))
+                world.each("load", index, ray.put(np.asarray(leaf)))
         for (checkpoint, names), wanted in files.items():
-            world.each(lambda actor, host, at=checkpoint, of=names, all=wanted: actor.read_files.remote(at, of, all))
+            world.each("read_files", checkpoint, names, wanted)
         self._begin, self._version, self.world = None, 0, world
         world.owner = self
-        world.each(lambda actor, host: actor.start.remote(first))
+        world.each("start", first)
 
     def first_views(self) -> Iterator[Pieces]:
         """Yield the view of each worker, as the state has it; empty ones before there are actors."""
@@ -152,12 +144,12 @@ class SharedCentral:
     def warm_up(self, nothing: Pieces) -> None:
         """Compile the commit."""
         del nothing
-        self.world.each(lambda actor, host: actor.warm_up.remote())
+        self.world.each("warm_up")
 
     def receive(self, gradient: Pieces) -> None:
         """Send the actors a gradient, and wait until all have it; a failure leaves the central variable untouched."""
         pieces = gradient.pieces or [None] * len(self.world.actors)
-        self.world.each(lambda actor, host: actor.receive.remote(pieces[host]), alone=True)
+        self.world.wait(self.world.send(lambda actor, host: actor.receive.remote(pieces[host])), alone=True)
 
     def commit(self, worker: int, gradient: Pieces, event: np.ndarray) -> tuple[Pieces, dict[str, Awaited]]:
         """Dispatch the commit of a gradient that the actors have; return the worker's next view and the report, at once."""
@@ -177,7 +169,7 @@ class SharedCentral:
         like = self.recipe.state.params, self.recipe.state.model_state
         if self._begin is not None:
             return self._begin.params, self._begin.model_state
-        leaves = self.world.each(lambda actor, host: actor.params.remote())[0]
+        leaves = self.world.each("params")[0]
         found = jax.device_put(leaves, self._here, may_alias=False)
         return keys.as_keys(jax.tree.unflatten(jax.tree.structure(like), found), like)
 
@@ -186,7 +178,7 @@ class SharedCentral:
         del to
         if self._begin is not None:
             return self._begin
-        small, like = self.world.each(lambda actor, host: actor.gather.remote())[0], self.recipe.state
+        small, like = self.world.each("gather")[0], self.recipe.state
         shapes, structure = jax.tree.flatten(keys.as_data(like))
         leaves = [
             AtActors(self, self._version, index, shape) if leaf is None else jnp.array(leaf)
@@ -219,17 +211,17 @@ class SharedCentral:
             self.check(leaf.version)
         indices, self._kept = {name: leaf.index for name, leaf in leaves.items()}, self._kept + 1
         kept = self._kept
-        self.world.each(lambda actor, host: actor.keep.remote(kept, indices))
+        self.world.each("keep", kept, indices)
 
         def write(path: str, arrays: Mapping[str, Any], metadata: Any) -> None:
             sent, made = imported_ray().put(jax.tree.map(np.asarray, arrays)), f"{path}-made"
             os.mkdir(made)
             try:
-                self.world.each(lambda actor, host: actor.sees.remote(made), alone=True)
+                self.world.each("sees", made, alone=True)
             finally:
                 os.rmdir(made)
             # If one process fails to write, the others wait for it beside commits, until Orbax gives up.
-            self.world.each(lambda actor, host: actor.write.remote(path, sent, metadata, kept), alone=True)
-            self.world.each(lambda actor, host: actor.written.remote(), alone=True)
+            self.world.each("write", path, sent, metadata, kept, alone=True)
+            self.world.each("written", alone=True)
 
         return write

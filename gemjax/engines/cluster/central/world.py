@@ -26,7 +26,7 @@ class World:
         self._hosts = len(self.actors)
         self.owner: Any = None  # The last run's, whose state is in the actors.
         (address,) = self.wait([self.actors[0].address.remote()])
-        self.each(lambda actor, host: actor.join.remote(address, host, len(self.actors)))
+        self.wait(self.send(lambda actor, host: actor.join.remote(address, host, len(self.actors))))
 
     def send(self, call: Callable[[Any, int], Any]) -> list[Any]:
         """Call every actor, with its number; no other thread calls one meanwhile. Return the references.
@@ -43,9 +43,9 @@ class World:
                 self._broken = True
                 raise
 
-    def each(self, call: Callable[[Any, int], Any], *, alone: bool = False) -> list[Any]:
-        """Call every actor and wait for all answers; ``alone`` as for :meth:`wait`."""
-        return self.wait(self.send(call), alone=alone)
+    def each(self, method: str, *arguments: Any, alone: bool = False) -> list[Any]:
+        """Call a method of every actor and wait for all answers; ``alone`` as for :meth:`wait`."""
+        return self.wait(self.send(lambda actor, host: getattr(actor, method).remote(*arguments)), alone=alone)
 
     def wait(self, calls: Sequence[Any], *, alone: bool = False) -> list[Any]:
         """Return the answers to calls, as soon as all are there or one has failed.
