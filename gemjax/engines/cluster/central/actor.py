@@ -129,9 +129,7 @@ class CentralActor:
 
     def first_view(self, worker: int) -> Packed:
         """Return this host's piece of the view of a worker, as the state has it."""
-        programs = self._central.programs
-        view = programs.first_view(self._central.shared, self._central.slots[worker])
-        return own_piece(view, self._host, self._place)
+        return own_piece(self._central.first_view(worker), self._host, self._place)
 
     def receive(self, piece: Packed | None) -> None:
         """Take the piece of the gradient of the next commit; ``None`` stands for zeros."""

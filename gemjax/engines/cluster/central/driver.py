@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -87,7 +87,7 @@ class SharedCentral:
     def __init__(self, transition: Transition, state: RunState, packers: Packers, keeps_local: bool, here: jax.Device):
         self._begin: RunState | None = state
         self._kept = 0  # States that were kept to be written.
-        self._here, self.num_workers = here, transition.num_workers
+        self._here = here
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
         # A commit computes no gradient.
         local = transition.local and LocalSteps(optax.identity())
@@ -131,11 +131,10 @@ class SharedCentral:
         world.owner = self
         world.each("start", first)
 
-    def first_views(self) -> Iterator[Pieces]:
-        """Yield the view of each worker, as the state has it; empty ones before there are actors."""
-        for worker in range(self.num_workers):
-            send = lambda actor, host, worker=worker: actor.first_view.remote(worker)
-            yield Pieces([] if self.world is None else self.world.send(send))
+    def first_view(self, worker: int) -> Pieces:
+        """Return the view of a worker, as the state has it; an empty one before there are actors."""
+        send = lambda actor, host: actor.first_view.remote(worker)
+        return Pieces([] if self.world is None else self.world.send(send))
 
     def no_gradient(self) -> Pieces:
         """Return zeros in place of a gradient."""

@@ -45,7 +45,7 @@ class SharedPrograms(ClusterPrograms):
         """Bring the central variable to the actors of the cluster, and compile all programs."""
         world: World = self.cluster.world(CentralActor, World, self.placement.parts)
         self.central.connect(world, self._pickled_recipe, by_value)
-        self._views = list(self.central.first_views())
+        self._views = [self.central.first_view(worker) for worker in range(self.num_workers)]
         super().warm_up()
 
     def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, Times]]:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -196,9 +196,9 @@ class Central:
         """Send arrays to the devices of the central variable."""
         return jax.device_put(tree, self.programs.shardings(tree))
 
-    def first_views(self) -> Iterator[Packed]:
-        """Yield the packed view of each worker, as the state has it."""
-        return (self.programs.first_view(self.shared, slot) for slot in self.slots)
+    def first_view(self, worker: int) -> Packed:
+        """Return the packed view of a worker, as the state has it."""
+        return self.programs.first_view(self.shared, self.slots[worker])
 
     def commit(self, worker: int, packed: Packed, event: np.ndarray) -> tuple[Packed, jax.Array]:
         """Dispatch a commit and the pull that follows.

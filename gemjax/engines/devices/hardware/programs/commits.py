@@ -82,7 +82,8 @@ class CentralPrograms(abc.ABC):
         self._settle: Any = self.once(f"settle of {self.largest_packed} bytes", lambda: Program(settle))
         self.central = self._make_central(transition, state)
         self.reported = self.central.reported
-        self._views: list[Any] = [self.send(worker, view) for worker, view in enumerate(self.central.first_views())]
+        first = map(self.central.first_view, range(self.num_workers))
+        self._views: list[Any] = [self.send(worker, view) for worker, view in enumerate(first)]
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what an earlier run of the same objects has made under this name, or make it."""
