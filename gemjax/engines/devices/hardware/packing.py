@@ -30,6 +30,9 @@ class Packer:
       example: tree of arrays or of their shapes and dtypes.
       apart: per leaf, True if it is not packed. Default: all leaves are packed.
 
+    Attributes:
+      example: shapes and dtypes of the trees that it packs.
+
     >>> packer = Packer({"w": jnp.zeros((2, 2)), "b": jnp.zeros(3)})
     >>> packed = packer.pack({"w": jnp.ones((2, 2)), "b": jnp.zeros(3)})
     >>> packed.vectors["float32"]
@@ -39,18 +42,13 @@ class Packer:
     """
 
     def __init__(self, example: PyTree, apart: Sequence[bool] | None = None):
-        self._example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example)
-        leaves, self._treedef = jax.tree.flatten(keys.as_data(self._example))
+        self.example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example)
+        leaves, self._treedef = jax.tree.flatten(keys.as_data(self.example))
         self._shapes = [(tuple(leaf.shape), jnp.dtype(leaf.dtype).name) for leaf in leaves]
         self._apart = [False] * len(leaves) if apart is None else list(apart)
 
-    @property
-    def example(self) -> PyTree:
-        """Shapes and dtypes of the trees that it packs."""
-        return self._example
-
     def __reduce__(self) -> tuple:  # A structure of some registered classes cannot be pickled.
-        return Packer, (self._example, self._apart)
+        return Packer, (self.example, self._apart)
 
     def pack(self, tree: PyTree) -> Packed:
         """Return one vector per dtype, and the leaves that stay apart."""
@@ -68,7 +66,7 @@ class Packer:
 
     def zeros(self) -> Packed:
         """Return a packed tree of zeros."""
-        return self.pack(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._example))
+        return self.pack(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.example))
 
     def unpack(self, packed: Packed) -> PyTree:
         """Return the tree that was packed."""
@@ -87,7 +85,7 @@ class Packer:
         """Return the tree of ``parts``, the leaves from vectors, and ``apart``, the others."""
         parts, alone = iter(parts), iter(apart)
         leaves = [next(alone if is_apart else parts) for is_apart in self._apart]
-        return keys.as_keys(jax.tree.unflatten(self._treedef, leaves), self._example)
+        return keys.as_keys(jax.tree.unflatten(self._treedef, leaves), self.example)
 
 
 def pack_whole(tree: PyTree, central: Place, largest: float = math.inf) -> Packer:
