@@ -3,7 +3,6 @@
 import bisect
 import contextlib
 import dataclasses
-import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -171,10 +170,9 @@ class Scheduler:
                 case Commit(worker, arrival):
                     self.commit(worker, arrival)
                 case Pull(worker):
-                    self.read(worker, functools.partial(self.programs.pull_again, worker), self.roster.pulled)
+                    self.read(self.programs.pull_again, self.roster.pulled, worker)
                 case Read(worker, block):
-                    act = functools.partial(self.programs.read_block, worker, block)
-                    self.read(worker, act, self.roster.block_read)
+                    self.read(self.programs.read_block, self.roster.block_read, worker, block)
                 case Interrupt(worker):
                     self.programs.interrupt(worker)
                 case Confirm():
@@ -285,10 +283,10 @@ class Scheduler:
         with self.held.open():
             self.record_evaluations(wait=True)
 
-    def read(self, worker: int, act: Callable[[], None], note: Callable[[int], None]) -> None:
+    def read(self, act: Callable[..., None], note: Callable[[int], None], worker: int, *block: int) -> None:
         """Let the worker pull, or read a block of its view; an error of the central variable raises."""
         try:
-            act()
+            act(worker, *block)
         except RunFailedError:
             raise
         except Exception as error:
