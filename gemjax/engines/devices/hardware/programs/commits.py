@@ -226,7 +226,7 @@ class CentralPrograms(abc.ABC):
 
     @contextlib.contextmanager
     def _may_fail(self, at: str = "") -> Iterator[None]:
-        """Raise ``RunFailedError`` in place of an exception, which is one of the central variable's devices."""
+        """Turn an exception of the central variable's devices into a ``RunFailedError`` that says where they failed."""
         try:
             yield
         except Exception as error:
