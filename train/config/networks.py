@@ -89,7 +89,7 @@ def fitting(shape: tuple[int, ...]) -> list[str]:
 
 
 def check_network(config: Any, shape: tuple[int, ...] | None) -> str:
-    """Return the network of a configuration, after a check that it fits the data and has the flags that are given.
+    """Return the network of a configuration, after a check that it fits the data and has the flags that were changed.
 
     Args:
       config: the configuration.

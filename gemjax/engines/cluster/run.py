@@ -81,9 +81,9 @@ def run_on_cluster(
     goes. Each array is cut along its longest axis that ``n`` divides; one without such an axis is whole on each host. The
     driver orders commits. If one of these actors ends or fails, the run ends with an error; continue from the last
     checkpoint, with any ``n``. ``progress.state()`` and ``result.state`` have stand-ins for large arrays: ``np.asarray``
-    copies one here, until the cluster ends or begins its next run. ``Checkpoints.save`` lets the actors write
-    beside the next commits, and ``Checkpoints.load(..., in_files=True)`` lets them read; the folder must be in a file system
-    that all hosts share.
+    copies one here, one of ``progress`` during the callback, one of ``result`` until the cluster ends or begins its next
+    run. ``Checkpoints.save`` lets the actors write beside the next commits, and ``Checkpoints.load(..., in_files=True)``
+    lets them read; the folder must be in a file system that all hosts share.
     ``result.params`` and ``result.model_state`` are arrays. The driver keeps the states of local optimizers.
 
     **Late workers.** A run begins with the workers that Ray has placed (``Cluster(..., min_workers=n)``). The others join when

@@ -122,8 +122,9 @@ def test_a_run_without_an_address_listens_on_the_loopback_interface_only(cluster
     assert not outside
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("ending", [None, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "ending", [signal.SIGINT, *(pytest.param(other, marks=pytest.mark.nightly) for other in (None, signal.SIGTERM))]
+)
 def test_a_driver_leaves_no_process_behind(ending, tmp_path, x64):
     options = {"folder": str(tmp_path), "commits": 40}
     if ending is not None:

@@ -102,7 +102,6 @@ def dropping():
 
 
 CASES = {
-    "plain": (plain, gemjax.Policy(deadline=0.5), COMMITS),
     "bounded": (plain, gemjax.Policy(deadline=0.5, max_staleness=8), COMMITS),
     "dropping": (dropping, gemjax.Policy(deadline=0.5), COMMITS // 2),
 }
@@ -110,7 +109,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the method multiplies the displacements")
-@pytest.mark.parametrize("case", [pytest.param("plain", marks=pytest.mark.nightly), "bounded", "dropping"])
+@pytest.mark.parametrize("case", CASES)
 def test_thousands_of_commits_with_a_fault_every_fifty(case, tmp_path):
     make, policy, commits = CASES[case]
     tx, problem, local = make()

@@ -112,7 +112,7 @@ def is_killed(process, moment):
 def killed_repeatedly(whole, kills, seed, check):
     """Yield runs that were killed and resumed until they ended; the last kill comes after training is complete.
 
-    `check(folder)` is called after each kill. The seed chooses the moments, also which kind of them is the first one.
+    `check(folder)` is called after each kill. The seed chooses the moments and, for few kills, their kinds.
     """
     rng = random.Random(seed)
     kinds = [MOMENTS[(seed + k) % len(MOMENTS)] for k in range(kills - 1)]

@@ -1,6 +1,6 @@
 """Prepared data sets: made once with TFDS, read whole into memory.
 
-Image sets of TFDS, which have no builder in the project, are prepared elsewhere, or here if TensorFlow is installed. TFDS
+Sets of TFDS that have no builder in the project are prepared elsewhere, or here if TensorFlow is installed. TFDS
 writes into a temporary folder and renames it at the end, so a killed run leaves nothing that later runs would read.
 """
 
@@ -138,7 +138,7 @@ def shape_and_classes(builder: tfds.core.DatasetBuilder) -> tuple[tuple[int, int
 
 
 def spec_of_other(name: str, root: Path) -> tuple[tuple[int, int, int], int]:
-    """Return shape [H, W, C] and number of labels of such a set, 0 if only preparing it would tell.
+    """Return shape [H, W, C] and number of labels of a set without a builder here, 0 if only preparing it would tell.
 
     Raises:
       DataError: if it is no set of labelled images of one size.

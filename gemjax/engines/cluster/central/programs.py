@@ -81,6 +81,9 @@ class SharedPrograms(ClusterPrograms):
     def _central_in_words(self) -> str:
         return f"the central variable, divided over {self.placement.parts} actors,"
 
+    def copy(self) -> tuple[PyTree, PyTree]:
+        return jax.device_put(self.central.params(), self.evaluator)  # Already a copy.
+
     def reached(self) -> RunState:
         params, model_state = self.central.params()
         return self.gather()._replace(params=params, model_state=model_state)

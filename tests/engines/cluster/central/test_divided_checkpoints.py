@@ -176,6 +176,7 @@ def test_the_loss_of_an_actor_while_it_writes_leaves_the_last_checkpoint(two, x6
     state, trace, _ = checkpoints.load(like(), in_files=True)
     two.central_hosts = 3
     assert_replays(run(GEM, MATRICES, 12, state=state, recorded=trace, cluster=two), GEM, MATRICES)
+    assert len(two._central_actors) == 3
 
 
 DRIVER = """

@@ -92,10 +92,10 @@ def test_a_run_on_devices_that_was_killed_and_resumed_is_one_run(tmp_path):
     assert_whole(on_devices(checkpoints=folder, resume=True), ended, commits)
 
 
-@pytest.mark.nightly
-def test_a_run_on_a_cluster_that_was_killed_and_resumed_is_one_run(tmp_path, cluster):
+@pytest.mark.slow
+def test_a_run_on_a_cluster_that_was_killed_and_resumed_is_one_run(tmp_path, three_workers):
     def on_cluster(**options):
-        options |= {"callback_every": 10, "evaluate": evaluate, "evaluate_every": 7, "cluster": cluster}
+        options |= {"callback_every": 10, "evaluate": evaluate, "evaluate_every": 7, "cluster": three_workers}
         return gemjax.run_on_cluster(GEM, LOSS, PARAMS, BATCHES, 60, **options)
 
     ended, folder = killed(tmp_path, on_cluster)
@@ -104,7 +104,7 @@ def test_a_run_on_a_cluster_that_was_killed_and_resumed_is_one_run(tmp_path, clu
 
 
 @pytest.fixture
-def cluster():
+def three_workers():
     with gemjax.Cluster(3) as made:
         yield made
 

@@ -245,7 +245,7 @@ class CentralPrograms(abc.ABC):
         return self.central.params()[1]
 
     def copy(self) -> tuple[PyTree, PyTree]:
-        """Return a copy of parameters and model state on the evaluator, at once; later commits leave it alone."""
+        """Return a copy of parameters and model state on the evaluator; later commits leave it alone."""
         return jax.device_put(_copied(self.central.params()), self.evaluator)
 
     @functools.cached_property
