@@ -11,7 +11,7 @@ SIMULATED = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.nightly)])
 def test_a_simulation_killed_at_random_moments_ends_as_an_uninterrupted_one(kills, tmp_path):
     """Parameters, state, trace, event log and evaluations are equal bit for bit."""
     whole = uninterrupted_run(tmp_path, SIMULATED)
