@@ -34,20 +34,20 @@ SIMULATED = (
     "tasks named below."
 )
 READING = (
-    "A row lists the fastest asynchronous methods, the fastest first; those joined by *or* tie. It names synchronous "
-    "training if no method is sooner. The gain compares the first asynchronous method with the best of synchronous SGD, "
+    "A row lists the fastest asynchronous methods, the fastest first; those joined by *or* tie. It begins "
+    "with synchronous training if the interval of the gain includes 1, and names that alone if it is sooner. The gain compares the first asynchronous method with the best of synchronous SGD, "
     "m-synchronous SGD (rounds of the first m workers) and local SGD (rounds of several steps), each tuned. Its interval is "
     "that of 95 % over seeds. A dash: no asynchronous method holds the target in all tasks of the row.",
     "",
     f"In a rack a view and a gradient together take {TRANSFER[RACK]:g} times as long as a gradient, and on a slow network "
     f"{TRANSFER[SLOW]:g} times; elsewhere they take no time, which favours methods that send every gradient. A row on images "
     "is the geometric mean over all tasks with images that are measured there; the tables of the tasks may differ. A setting "
-    "has a row once all kinds of synchronous training are measured there, if anything holds the target with every seed.",
+    "has a row if all kinds of synchronous training are measured there, and if any method holds the target with every seed.",
 )
 LATER = (
     f"The same runs, to {100 * LATE:g} % of the accuracy at which one worker ends, and the mean time to {BETWEEN} targets from "
-    f"{100 * KEPT:g} to {100 * LATE:g} %. A row appears when every method that could hold the later "
-    "target is measured there in all its tasks."
+    f"{100 * KEPT:g} to {100 * LATE:g} %. Gains are over the best synchronous training, as above. A row "
+    "appears when every method that could hold the later target is measured there in all its tasks."
 )
 PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.
