@@ -34,10 +34,11 @@ SIMULATED = (
     "tasks named below."
 )
 READING = (
-    "A row lists the fastest asynchronous methods, the fastest first; those joined by *or* tie. It begins "
-    "with synchronous training if the interval of the gain includes 1, and names that alone if it is sooner. The gain compares the first asynchronous method with the best of synchronous SGD, "
-    "m-synchronous SGD (rounds of the first m workers) and local SGD (rounds of several steps), each tuned. Its interval is "
-    "that of 95 % over seeds. A dash: no asynchronous method holds the target in all tasks of the row.",
+    "A row lists the fastest asynchronous methods, the fastest first; those joined by *or* tie. It begins with synchronous "
+    "training if the interval of the gain includes 1, and names that alone if it is sooner. The gain compares the first "
+    "asynchronous method with the best of synchronous SGD, m-synchronous SGD (rounds of the first m workers) and local SGD "
+    "(rounds of several steps), each tuned. Its interval is that of 95 % over seeds. A dash: no asynchronous method holds the "
+    "target in all tasks of the row.",
     "",
     f"In a rack a view and a gradient together take {TRANSFER[RACK]:g} times as long as a gradient, and on a slow network "
     f"{TRANSFER[SLOW]:g} times; elsewhere they take no time, which favours methods that send every gradient. A row on images "
