@@ -259,10 +259,12 @@ def joined(arrays: list[jax.Array]) -> jax.Array:
 
 
 def is_rows(node: PyTree) -> bool:
+    """Return True for a node of shared rows."""
     return isinstance(node, SharedRows)
 
 
 def is_slots(node: PyTree) -> bool:
+    """Return True for a node of per-worker state."""
     return isinstance(node, Slots)
 
 
