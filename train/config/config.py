@@ -13,7 +13,8 @@ from train.common.files import write_whole
 from train.config.datasets import DATASETS, resolved
 from train.config.methods import Method, usual_rate
 from train.config.networks import ModelName
-from train.config.validation import POLICY, RESOURCES, check_values, flag
+from train.config.policy import POLICY, Scheduling
+from train.config.validation import RESOURCES, check_values, flag
 
 Options = TypeVar("Options", bound="Common")
 Engine = Literal["devices", "cluster", "simulate"]
@@ -105,7 +106,7 @@ class Common:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Common):
+class Config(Scheduling, Common):
     """An asynchronous training run. Every worker computes gradients on batches of its own and commits them as they come."""
 
     engine: Engine = "devices"
@@ -148,18 +149,6 @@ class Config(Common):
     """TPU chips per worker (`--engine cluster`)."""
     compression: Literal["none", "bfloat16", "int8"] = "none"
     """Rounding of gradients on the network, with error feedback at the worker (`--engine cluster`)."""
-    max_staleness: int | None = None
-    """Largest staleness of a gradient, in commits; faster workers wait for slower ones. Default: no bound."""
-    interrupt: int | None = None
-    """Staleness, in commits, at which a worker is called back and begins its step again. Default: never."""
-    quorum: int | None = None
-    """Gradients to collect before any is committed; with methods that are defined in rounds all workers', else 1."""
-    grace: float = 0.0
-    """Seconds in which more gradients may arrive after the quorum."""
-    deadline: float | None = None
-    """Seconds of silence after which a worker is given up; default: never."""
-    retries: int = 2
-    """Retries in a row of a step that raises, before its worker is given up."""
     eval_every: int = 0
     """Commits between two evaluations on the test set; 0: about 20 per run, in at most a fifth of its time on devices."""
     eval_seconds: float | None = None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from train.config import presets
+from train.config.policy import POLICY
 from train.config.validation import flag
 
 START = (
@@ -29,7 +30,9 @@ GROUPS = {
     "?local_momentum ?outer_learning_rate",
     "cluster": "engine workers cluster ?variation ?transfer address ?min_workers ?worker_cpus worker_gpus ?worker_tpus "
     "?compression ?central ?central_devices ?central_hosts ?worker_devices",
-    "scheduler (--engine devices, cluster)": "max_staleness ?interrupt quorum ?grace deadline ?retries",
+    "scheduler (--engine devices, cluster)": " ".join(
+        name if name in ("max_staleness", "quorum", "deadline") else f"?{name}" for name in POLICY
+    ),
     "output": "eval_every ?eval_seconds ?checkpoint_every checkpoint_seconds ?keep_checkpoints ?tensorboard out dry_run resume",
 }
 WIDTH = 100  # Columns at most.

@@ -10,10 +10,9 @@ from train.common.errors import either
 from train.config import networks
 from train.config.datasets import DATASETS, is_own
 from train.config.methods import LOCAL_FLAGS, methods_with
+from train.config.policy import POLICY
 
 MOST_LISTED = 20  # Choices in a message; more are in the help.
-PACING = ("max_staleness", "interrupt", "quorum")  # Those of a resumed run are replaced together.
-POLICY = (*PACING, "grace", "deadline", "retries")  # Fields of `gemjax.Policy`.
 RESOURCES = ("worker_cpus", "worker_gpus", "worker_tpus")  # What Ray reserves per worker.
 # Fields with what their values must be, where nothing else refuses others at once; None is always possible.
 RANGES = (

@@ -13,7 +13,7 @@ from train.config import helptext
 from train.config.config import Config
 from train.config.file import show_config, start_from, take_config, take_resume
 from train.config.parsing import check_resumed, in_rounds, parse_flags
-from train.config.validation import PACING
+from train.config.policy import PACING
 from train.run import tensorboard as scalars
 from train.task.data.load import check_name
 

@@ -10,7 +10,7 @@ from train.claims.runs import PlannedRun
 from train.common.errors import RecordError
 from train.config import presets
 from train.config.config import Config
-from train.config.validation import POLICY
+from train.config.policy import POLICY
 
 
 @pytest.mark.parametrize("name", presets.NAMES)
