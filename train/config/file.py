@@ -37,7 +37,7 @@ def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Conf
 
 
 def take_config(argv: list[str], options: type, command: str = "") -> tuple[list[str], bool]:
-    """Replace `--config FILE` in a command line by the flags of that file, which later flags override.
+    """Replace `--config FILE` in a command line by the flags of that file, which all others override.
 
     The keys of a file are those of a training run. Other commands take those on data, network and training, and the keys of
     the table with their own name, such as `[sweep]`.
@@ -54,31 +54,35 @@ def take_config(argv: list[str], options: type, command: str = "") -> tuple[list
       UsageError: if the file is no configuration.
     """
     is_printed = "--print-config" in argv
-    argv = [word for word in argv if word != "--print-config"]
-    found = [index for index, word in enumerate(argv) if word.split("=")[0] == "--config"]
-    if not found:
-        return argv, is_printed
-    index, (_, equals, path) = found[0], argv[found[0]].partition("=")
-    rest = argv[index + (1 if equals else 2) :]
-    if not equals:
-        path = next(iter(argv[index + 1 : index + 2]), "")
-    if not path:
-        raise UsageError("--config needs the name of a file: FILE.toml, or the config.json of a run")
-    return [*_flags(Path(path), options, command), *argv[:index], *rest], is_printed
+    needed = "the name of a file: FILE.toml, or the config.json of a run"
+    rest, path = _take([word for word in argv if word != "--print-config"], "--config", needed)
+    return rest if path is None else [*_flags(Path(path), options, command), *rest], is_printed
 
 
 def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
     """Take `--resume [RUN]` out of a command line; alone it means the newest run."""
-    found = [index for index, word in enumerate(argv) if word.split("=")[0] == "--resume"]
-    if not found:
-        return argv, None
-    index, (_, equals, name) = found[0], argv[found[0]].partition("=")
-    if equals:
-        return argv[:index] + argv[index + 1 :], name
-    named = argv[index + 1 : index + 2]
-    if named and not named[0].startswith("-"):
-        return argv[:index] + argv[index + 2 :], named[0]
-    return argv[:index] + argv[index + 1 :], "latest"
+    return _take(argv, "--resume", "the name of a run, or nothing behind it for the newest", alone="latest")
+
+
+def _take(argv: list[str], flag: str, needed: str, alone: str = "") -> tuple[list[str], str | None]:
+    """Take `flag VALUE` or `flag=VALUE` out of a command line.
+
+    Returns:
+      The other words, and the value: `alone` if no value follows the flag, `None` without the flag.
+
+    Raises:
+      UsageError: if the value is empty.
+    """
+    for index, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            rest = argv[index + 1 :]
+            if not equals:
+                value = rest.pop(0) if rest and not rest[0].startswith("-") else alone
+            if not value:
+                raise UsageError(f"{flag} needs {needed}")
+            return argv[:index] + rest, value
+    return argv, None
 
 
 def show_config(options: Any, command: str = "") -> None:
@@ -101,22 +105,19 @@ def text(options: Any, command: str = "") -> str:
     """
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     lines = [
-        f"{name} = {_value(value)}\n" for name, value in values.items() if value is not None and name not in UNSAVED
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n"  # Numbers, lists and strings are the same in TOML.
+        for name, value in values.items()
+        if value is not None and name not in UNSAVED
     ]
     return "".join([f"[{command}]\n"] * bool(command) + lines)
-
-
-def _value(value: Any) -> str:
-    """Return a value as TOML, whose numbers, lists and strings are written as in JSON."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _flags(path: Path, options: type, command: str) -> list[str]:
     """Return the flags of a file."""
     if path.is_dir():  # That of a run.
         path = path / "config.json"
-    content = path.read_text(encoding="utf-8")
     try:
+        content = path.read_text(encoding="utf-8")
         found = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
     except ValueError as error:
         raise UsageError(f"{path} is not a configuration file: {error}") from error
@@ -131,7 +132,7 @@ def _flags(path: Path, options: type, command: str) -> list[str]:
         keys |= _checked(path, tables.get(command, {}), own)
     methods = keys.get("methods") or [keys.get("method", Config.method)]
     if set(methods) <= set(METHODS) and keys.get("cluster") == usual_cluster(methods):
-        del keys["cluster"]  # With another method it may be another one.
+        del keys["cluster"]  # Left out, so that another method on the command line gets its own usual cluster.
     return [word for name, value in keys.items() if value is not None for word in words_of(name, value)]
 
 

@@ -1,4 +1,4 @@
-"""Configuration files: flags in TOML or in a run's `config.json`, which later flags override."""
+"""Configuration files: flags in TOML or in a run's `config.json`, which all others override."""
 
 import tomllib
 
@@ -94,6 +94,18 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, content, message):
         command.parse(["--config", written(tmp_path / "a.toml", content)])
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("words", [["--config="], ["--config", "--dry-run"], ["--resume="], ["--resume", ""]])
+def test_a_flag_without_its_name_is_refused(words):
+    with pytest.raises(UsageError, match=f"{words[0].strip('=')} needs the name of a"):
+        command.parse(words)
+
+
+def test_a_binary_file_is_refused(tmp_path):
+    (tmp_path / "a.toml").write_bytes("workers = 3".encode("utf-16"))
+    with pytest.raises(UsageError, match="is not a configuration file"):
+        command.parse(["--config", str(tmp_path / "a.toml")])
 
 
 @pytest.mark.parametrize(
