@@ -29,9 +29,9 @@ Evaluate = Callable[[Progress], Any]
 class EarlyStopping:
     """Callback that ends a run when a metric has stopped improving.
 
-    A value of ``evaluate=`` is used once its evaluation has finished; on devices that may be some commits later. The first
-    evaluation must have the metric; later ones without it do not count. A function is called at each call, if a commit was
-    applied since the call before; engines call every ``callback_every`` commits and at ``stops``.
+    A value of ``evaluate=`` is used as soon as its evaluation has finished; on devices that may be some commits later. The
+    first evaluation must have the metric; later ones without it do not count. A function is computed at each call of the
+    callback, if a commit was applied since the call before.
 
     To continue a run with the count so far, keep the object; if it ended the run, its patience starts again. A new object
     starts anew, and so does an object that is called with no more commits than before, as by another run.
@@ -69,6 +69,7 @@ class EarlyStopping:
         self.best, self.waited, self._commits = _worst(mode), 0, -1
 
     def __call__(self, progress: Progress) -> bool:
+        ends = False
         for value, (commit, *_) in _new_values(self.evaluate, progress):
             if commit <= self._commits:
                 self.best, self.waited = _worst(self.mode), 0
@@ -77,10 +78,10 @@ class EarlyStopping:
                 self.best, self.waited = value, 0
             else:
                 self.waited += 1
-            if self.waited >= self.patience:
-                self.waited = 0
-                return True
-        return False
+            ends = ends or self.waited >= self.patience
+        if ends:
+            self.waited = 0
+        return ends
 
 
 class BestCheckpoint:
@@ -140,8 +141,8 @@ class BestCheckpoint:
         if not (better := [one for one in new if _is_better(one[0], self.best, self.mode)]):
             return
         value, reached = (min if self.mode == "min" else max)(better, key=lambda one: one[0])
-        # Replaces the previous one, which has more commits if the run was continued from an earlier checkpoint.
         state = progress.state()._replace(params=reached.params, model_state=reached.model_state)
+        # Replaces the previous one, which has more commits if the run was continued from an earlier checkpoint.
         self.checkpoints.save(state, progress.trace(), {"metric": value, "mode": self.mode, "commit": reached.commit})
         self.best = value
 
@@ -201,13 +202,15 @@ def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:
 def _new_values(evaluate: Evaluate | str, progress: Progress) -> list[tuple[float, Evaluated]]:
     """Return the values of the metric that are new since the last call, each with what was evaluated."""
     if not isinstance(evaluate, str):
-        if not np.any(progress.history.get("applied", False)):  # No commit since the last call.
+        if not np.any(progress.history.get("applied", False)):  # No commit was applied since the last call.
             return []
         return [(_value(evaluate, progress), Evaluated(progress.commits, progress.params, progress.model_state))]
-    if evaluate not in progress.evaluations and (progress.evaluations or not progress.evaluates):
+    # Without evaluate= those that are known are of the run that is continued.
+    names = sorted(progress.evaluations) if progress.evaluates else []
+    if evaluate not in names and (names or not progress.evaluates):
         raise ValueError(
-            f"there are no evaluations named {evaluate!r}, only {sorted(progress.evaluations)}; let evaluate= of the engine "
-            f"return {{{evaluate!r}: …}}"
+            f"there are no evaluations named {evaluate!r}, only {names}; let evaluate= of the engine return "
+            f"{{{evaluate!r}: …}}"
         )
     return [(float(one.values[evaluate]), one) for one in progress.evaluated if evaluate in one.values]
 
@@ -216,7 +219,7 @@ def _value(evaluate: Evaluate, progress: Progress) -> float:
     """Evaluate the metric once per progress, so that several callbacks share it."""
     known = vars(progress).setdefault("_evaluated", [])
     for fn, value in known:
-        # A class may compare by its arrays.
+        # Only bound methods are compared by ==, because that of a callable object may compare arrays.
         if fn is evaluate or (isinstance(fn, types.MethodType) and fn == evaluate):
             return value
     known.append((evaluate, float(evaluate(progress))))

@@ -1,5 +1,7 @@
 """Callbacks: a run ends when its metric stops improving, and its best state is kept."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import gemjax
 from gemjax import arrivals, callbacks, testing
 from gemjax.callbacks import BestCheckpoint, EarlyStopping
+from gemjax.engines.result import Evaluated
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
 TX = gemjax.asgd(0.1, 2)
@@ -60,6 +63,19 @@ def test_a_name_without_evaluations_ends_a_run_at_its_first_call(run):
     with pytest.raises(ValueError, match=r"'loss'.*evaluate=") as caught:
         run(EarlyStopping("loss"))
     assert len(caught.value.result.trace) < 60
+
+
+def test_evaluations_of_the_run_that_is_continued_are_none_of_this_one():
+    result = simulate(lambda progress: True, evaluate=lambda params, model_state: {"loss": 1.0})
+    with pytest.raises(ValueError, match=r"'loss', only \[\].*evaluate="):
+        simulate(EarlyStopping("loss"), state=result)
+
+
+def test_values_behind_the_one_that_ends_the_run_count_for_the_best():
+    stopping, values = EarlyStopping("loss", patience=1), (3.0, 4.0, 2.0)
+    new = tuple(Evaluated(commit, None, (), {"loss": one}) for commit, one in enumerate(values))
+    assert stopping(dataclasses.replace(at(3), evaluations={"loss": np.array(values)}, evaluated=new))
+    assert (stopping.best, stopping.waited) == (2.0, 0)
 
 
 @pytest.mark.parametrize(("best", "stopped_after"), [(lambda call: call, None), (lambda call: 1, 16)])
