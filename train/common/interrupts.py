@@ -75,7 +75,7 @@ def discard(stream: int) -> None:
 
 def leave(status: int) -> None:
     """End the process at once, without the normal exit of the interpreter."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed when the process began.
         with contextlib.suppress(RuntimeError, OSError):  # The stream is in use, or its reader is gone.
             stream.flush()
     os._exit(status)
@@ -107,10 +107,13 @@ def _write(text: str) -> None:
 class StopRequest(threading.Event):
     """A request to end a run: set by the first Ctrl-C, SIGTERM or SIGHUP. The second signal ends the process.
 
+    A second SIGHUP does not: when a terminal is closed, the system sends one, and its shell another.
+
     Attributes:
-      unsaved: True if the run has commits that no checkpoint holds. Without any, the first signal ends the process, too.
+      unsaved: True from the first commit of this process until the last checkpoint is written. Otherwise the first signal ends
+        the process, too.
       number: signal that set the event.
-      go_on: command that continues the run; empty before it can be continued. It is named when a signal ends the process.
+      go_on: command that continues the run; empty before it can be continued. It is printed when a signal ends the process.
       wake: called by the first signal, in its handler.
     """
 
@@ -133,6 +136,8 @@ class StopRequest(threading.Event):
             signal.signal(*self._before.popitem())
 
     def _on_signal(self, number: int, *_: object) -> None:
+        if self.is_set() and number == getattr(signal, "SIGHUP", None):
+            return
         if self.is_set() or not self.unsaved:
             self.__exit__()
             if self.go_on:

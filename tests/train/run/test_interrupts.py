@@ -65,8 +65,8 @@ def test_an_ignored_signal_stays_ignored(number, _):
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
-@pytest.mark.parametrize(("number", "status"), STATUS)
-def test_the_second_signal_ends_a_run_at_once(number, status, ends, capfd):
+@pytest.mark.parametrize(("number", "_"), STATUS)
+def test_the_second_signal_ends_a_run_at_once_unless_it_is_a_closed_terminal_s(number, _, ends, capfd):
     interrupts.end_at_once()
     woken = []
     with StopRequest() as interrupt:
@@ -74,8 +74,11 @@ def test_the_second_signal_ends_a_run_at_once(number, status, ends, capfd):
         signal.raise_signal(number)
         assert (interrupt.is_set(), interrupt.number, woken, ends) == (True, number, [True], [])
         assert f"{interrupts.name_of(number)}: stopping after the commits in flight" in capfd.readouterr().err
-        signal.raise_signal(number)
-        assert ends == [status]
+        signal.raise_signal(signal.SIGHUP)
+        assert (ends, capfd.readouterr().err) == ([], "")
+        second = signal.SIGINT if number == signal.SIGHUP else number
+        signal.raise_signal(second)
+        assert ends == [interrupts.status_of(second)]
         assert capfd.readouterr().err.startswith("\ngo on with: run again\n")
 
 
@@ -87,6 +90,12 @@ def test_a_signal_that_ends_the_process_shows_the_cursor(monkeypatch, ends, capf
         monkeypatch.setenv("TERM", kind)
         signal.raise_signal(signal.SIGINT)
         assert capfd.readouterr().out == expected
+
+
+def test_a_process_that_began_without_standard_output_ends_with_its_status(monkeypatch, ends):
+    monkeypatch.setattr(sys, "stdout", None)
+    interrupts.leave(0)
+    assert ends == [0]
 
 
 @pytest.mark.parametrize(("number", "status"), STATUS)
