@@ -21,10 +21,10 @@ class Dispatch(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Commit the worker's gradient, as given to :meth:`Roster.arrived`, and send the worker its next view."""
+    """Commit the worker's gradient and send the worker its next view; ``arrival`` is as given to :meth:`Roster.arrived`."""
 
     worker: int
-    gradient: Any
+    arrival: Any
 
 
 class Pull(NamedTuple):
@@ -116,7 +116,7 @@ class Roster:
         self.watchdog = Watchdog(policy.deadline, now)
         self.closed = False  # True once no worker can join any more.
         self.computing: dict[int, Computing] = {}
-        self.ready: dict[int, Any] = {}  # With the gradient.
+        self.ready: dict[int, Any] = {}  # With the arrival.
         self.pulling: dict[int, None] = {}
         self.filling: dict[int, int] = {}  # With the next block.
         self.waiting: dict[int, None] = {}
@@ -287,7 +287,7 @@ class Roster:
             words = f"workers {numbers(self.absent)} have left and none can join any more{words and '; '}{words}"
         return f"{self.clock} of {self.num_commits} commits are made, but {words}"
 
-    def arrived(self, worker: int, number: int, at: float, gradient: Any, error: BaseException | None = None) -> None:
+    def arrived(self, worker: int, number: int, at: float, arrival: Any, error: BaseException | None = None) -> None:
         """Accept a gradient or its error, once per dispatch and only if its worker still takes part."""
         awaited = self.computing.get(worker)
         if awaited is None or awaited.number != number:
@@ -305,7 +305,7 @@ class Roster:
         elif awaited.called_back:
             self._drop(worker)
         else:
-            self._put(worker, self.ready, gradient)
+            self._put(worker, self.ready, arrival)
             self._silences, self._in_time_at = [0] * len(self.steps), max(self._in_time_at, at)
 
     def committed(self, worker: int) -> None:

@@ -5,12 +5,12 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 import jax
 
 from gemjax.batches.base import RowsError
-from gemjax.engines.devices.hardware.packing import is_ready
+from gemjax.engines.devices.hardware.packing import has_arrived
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLostError
 from gemjax.engines.devices.history import Pending, RunHistory
@@ -27,14 +27,14 @@ from gemjax.protocol.local_steps import PeriodsEndError
 
 @dataclasses.dataclass
 class Options:
-    """Arguments of an engine on which the scheduler depends, checked."""
+    """The part of a :class:`gemjax.engines.devices.session.Run`, its subclass, on which the scheduler depends."""
 
     num_commits: int
     policy: Policy
     members: Members
     callback: Callback | None
     callback_every: int
-    callback_seconds: float  # INFINITY without a limit, or a callback.
+    callback_seconds: float  # INFINITY if there is no limit or no callback.
     stops: list[int]  # In increasing order.
     progress: bool
     saving: Saving
@@ -52,8 +52,7 @@ class Scheduler:
     ):  # fmt: skip
         self.options, self.programs, self.waiters, self.history = options, programs, waiters, history
         self.held, self.evaluator = held, evaluator
-        self.num_commits, self.members, self.saving = options.num_commits, options.members, options.saving
-        self.callback, self.line = options.callback, ProgressLine(options.progress, options.num_commits)
+        self.line = ProgressLine(options.progress, options.num_commits)
         self.evaluated: list[Evaluated] = []  # Those that the callback has not been given.
         self.call_at = INFINITY  # time.perf_counter() at which the callback is called, even without a commit.
 
@@ -67,22 +66,22 @@ class Scheduler:
                 jax.block_until_ready(self.programs.copy())
         if self.programs.prefetcher is not None:
             self.programs.prefetcher.on_read(self.waiters.wake)
-        with self.members.waking(self.waiters.wake):
+        with options.members.waking(self.waiters.wake):
             measured = (*self.programs.measured, *["interrupted"] * (policy.interrupt is not None))
             self.history.begin(self.programs.reported, measured, **self.programs.placement.names())
             self.roster = Roster(
-                policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
-                steps=self.programs.steps, devices=self.programs.placement.workers, absent=self.members.absent,
+                policy, options.num_commits, commits=self.history.commits, behind=self.programs.behind,
+                steps=self.programs.steps, devices=self.programs.placement.workers, absent=options.members.absent,
                 lost=self.programs.late, now=time.perf_counter(), draws=self.programs.draws,
                 num_blocks=self.programs.num_blocks,
             )  # fmt: skip
             self.history.on_refusal = self.roster.refused
             self.line.start(self.history.commits)
-            self.saving.start(self.history.commits)
+            options.saving.start(self.history.commits)
             if self.evaluator is not None:
                 self.evaluator.evaluation.begin(self.history.commits)
             try:
-                stopped = self._loop(options.callback_every, options.callback_seconds, options.stops)
+                stopped = self._loop()
             except BaseException:
                 with contextlib.suppress(Exception), self.held.open():
                     self.record_evaluations(wait=True)
@@ -90,41 +89,40 @@ class Scheduler:
             self.line.end(self.history.commits, self.history.recent_loss)
             return stopped
 
-    def _loop(self, callback_every: int, callback_seconds: float, stops: Sequence[int] = ()) -> bool:
-        passed = lambda: (self.history.commits // callback_every, bisect.bisect_right(stops, self.history.commits))
-        called_at, passed_then = self.history.commits, passed()
-        self.call_at, stopped = time.perf_counter() + callback_seconds, False
-        while self.history.commits < self.num_commits and not stopped:
+    def _loop(self) -> bool:
+        options, history = self.options, self.history
+        passed = lambda commits: (commits // options.callback_every, bisect.bisect_right(options.stops, commits))
+        called_at = history.commits
+        self.call_at, stopped = time.perf_counter() + options.callback_seconds, False
+        while history.commits < options.num_commits and not stopped:
             if self.roster.is_short:
                 self.step()
-            elif not self.history.pending:
-                raise RuntimeError(
-                    "commits are missing, but none is due and none is pending; this is an error of gemjax"
-                )
+            else:
+                assert history.pending, "commits are missing, but none is due and none is pending"
             self.drain(wait=not self.roster.is_short)
             self.record_evaluations()
-            self.line.update(self.history.commits, self.history.recent_loss)
-            if self.saving.is_due(self.history.commits):
+            self.line.update(history.commits, history.recent_loss)
+            if options.saving.is_due(history.commits):
                 self.save()
-            if passed() != passed_then or time.perf_counter() >= self.call_at:
-                began = time.perf_counter()
-                stopped = self.callback is not None and self.call(self.callback)
-                ended = time.perf_counter()
-                self.roster.paused(ended - began, ended)
-                self.call_at, called_at, passed_then = ended + callback_seconds, self.history.commits, passed()
+            if passed(history.commits) != passed(called_at) or time.perf_counter() >= self.call_at:
+                stopped = options.callback is not None and self.call(options.callback)
+                self.call_at = time.perf_counter() + options.callback_seconds
+                called_at = history.commits
         self.evaluate_the_end()
-        if self.callback is not None and (self.history.commits > called_at or self.evaluated):
-            self.call(self.callback)
-        return stopped and self.history.commits < self.num_commits
+        if options.callback is not None and (history.commits > called_at or self.evaluated):
+            self.call(options.callback)
+        return stopped and history.commits < options.num_commits
 
     def step(self) -> None:
         """Wait for an event and execute the instructions before and after it."""
-        for kind, worker in self.members.requests():
+        for kind, worker in self.options.members.requests():
             if kind == "look":
                 self.call_at = 0.0
+            elif kind == "join":
+                self.roster.join(worker)
             else:
-                (self.roster.join if kind == "join" else self.roster.leave)(worker)
-        self.roster.closed = self.members.closed
+                self.roster.leave(worker)
+        self.roster.closed = self.options.members.closed
         for worker in self.programs.returned():
             self.roster.returned(worker)
         for worker in self.roster.silent.keys() & self.roster.reading.keys():
@@ -147,12 +145,13 @@ class Scheduler:
             raise arrival.error
         elif arrival is not None:
             self.roster.arrived(arrival.worker, arrival.number, now, arrival, arrival.error)
-        for worker in self.roster.overdue(now):  # First, because it finds time that does not count.
+        # Before lateness and describe_stall: it subtracts the time in which the run was not polling.
+        for worker in self.roster.overdue(now):
             reads = worker in self.roster.reading and not self.programs.is_ready(worker)
             if reads or self.waiters.watches(worker):
                 self.roster.fell_silent(worker)
                 self.programs.abandon(worker)
-        if arrival is None and (message := self.roster.lateness(now)) is not None:  # And nothing is in the queue.
+        if arrival is None and self.waiters.is_empty and (message := self.roster.lateness(now)) is not None:
             raise RunFailedError(message)
         if (message := self.roster.describe_stall(now)) is not None:
             self.warn(message)
@@ -163,16 +162,19 @@ class Scheduler:
         while True:
             self.held.check()
             for worker in self.roster.unprepared:
-                (self.roster.prepared if self.programs.is_ready(worker) else self.roster.reads)(worker)
+                if self.programs.is_ready(worker):
+                    self.roster.prepared(worker)
+                else:
+                    self.roster.reads(worker)
             match self.roster.instruct(time.perf_counter()):
                 case Dispatch() as dispatch:
                     self.dispatch(dispatch)
                 case Commit(worker, arrival):
                     self.commit(worker, arrival)
                 case Pull(worker):
-                    self.read(self.programs.pull_again, self.roster.pulled, worker)
+                    self.renew_view(self.programs.pull_again, self.roster.pulled, worker)
                 case Read(worker, block):
-                    self.read(self.programs.read_block, self.roster.block_read, worker, block)
+                    self.renew_view(self.programs.read_block, self.roster.block_read, worker, block)
                 case Interrupt(worker):
                     self.programs.interrupt(worker)
                 case Confirm():
@@ -191,7 +193,7 @@ class Scheduler:
                     return
 
     def dispatch(self, dispatch: Dispatch) -> None:
-        """Start a gradient. An error of a source of data is a fault of the worker; one that a retry would repeat raises."""
+        """Start a gradient. A failing source is a fault of the worker; a ``RowsError``, which a retry repeats, is raised."""
         worker, step, number = dispatch
         now = self.history.now()
         try:
@@ -255,7 +257,7 @@ class Scheduler:
         self.evaluator.submit(Evaluated(commits, *self.programs.copy()), self.history.applied_at)
 
     def record_evaluations(self, *, wait: bool = False) -> None:
-        """Record the evaluations that have been made; with ``wait``, until none is under way. Raise the error of the first."""
+        """Record finished evaluations; with ``wait``, all that are under way. Raise the error of the first that failed."""
         if self.evaluator is None:
             return
         for made in self.evaluator.made(wait=wait):
@@ -269,7 +271,7 @@ class Scheduler:
             self.history.event(
                 "evaluation", self.history.at(made.began), commits=made.evaluated.commit, seconds=round(made.seconds, 6)
             )
-            if self.callback is not None:
+            if self.options.callback is not None:
                 self.evaluated.append(made.evaluated._replace(values=made.values))
                 self.call_at = 0.0
 
@@ -283,7 +285,7 @@ class Scheduler:
         with self.held.open():
             self.record_evaluations(wait=True)
 
-    def read(self, act: Callable[..., None], note: Callable[[int], None], worker: int, *block: int) -> None:
+    def renew_view(self, act: Callable[..., None], note: Callable[[int], None], worker: int, *block: int) -> None:
         """Let the worker pull, or read a block of its view; an error of the central variable raises."""
         try:
             act(worker, *block)
@@ -304,46 +306,49 @@ class Scheduler:
     def drain(self, *, wait: bool) -> None:
         """Read the reports of finished commits; with ``wait``, wait until one was refused or all have been read."""
         pending = self.history.pending
-        while pending and (wait or is_ready(pending[0].report)):
+        while pending and (wait or has_arrived(pending[0].report)):
             self.held.check()
             self.history.read_next()
             wait = wait and not self.roster.is_short
 
-    def save(self) -> None:
-        """Save a checkpoint; the rows of evaluations before it are a part of it, so it waits for those under way."""
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Read all reports, then pause; log the time, in which no worker is heard."""
         began = time.perf_counter()
         self.history.read_all()
         self.history.flush()
-        with self.held.open():
-            self.record_evaluations(wait=True)
-        evaluations = {} if self.evaluator is None else self.evaluator.evaluation.columns()
-        history, trace = self.history.history(), self.history.trace()
-        self.saving.save(Result(self.programs.gather(), history, trace, stopped=True, evaluations=evaluations))
+        yield
         ended = time.perf_counter()
         self.roster.paused(ended - began, ended)
         self.history.event("pause", self.history.at(began), seconds=round(ended - began, 6))
 
+    def save(self) -> None:
+        """Save a checkpoint; the rows of evaluations before it are a part of it, so it waits for those under way."""
+        with self.pausing():
+            with self.held.open():
+                self.record_evaluations(wait=True)
+            evaluations = {} if self.evaluator is None else self.evaluator.evaluation.columns()
+            history, trace = self.history.history(), self.history.trace()
+            result = Result(self.programs.gather(), history, trace, stopped=True, evaluations=evaluations)
+            self.options.saving.save(result)
+
     def call(self, callback: Callback) -> bool:
         """Call the callback; return True if it ends the run."""
-        self.history.read_all()
-        self.history.flush()
-        began = self.history.now()
-        progress = Progress(
-            commits=self.history.commits,
-            total=self.num_commits,
-            rejected=self.history.rejected,
-            dropped=self.history.dropped,
-            params=self.programs.params,
-            model_state=self.programs.model_state,
-            state=self.programs.gather,
-            trace=self.history.trace,
-            history=self.history.history(new=True),
-            evaluations={} if self.evaluator is None else self.evaluator.evaluation.columns(),
-            evaluated=tuple(self.evaluated),
-            evaluates=self.evaluator is not None,
-        )
-        self.evaluated.clear()
-        with self.held.open():
-            stop = bool(callback(progress))
-        self.history.event("pause", began, seconds=round(self.history.now() - began, 6))
-        return stop
+        with self.pausing():
+            progress = Progress(
+                commits=self.history.commits,
+                total=self.options.num_commits,
+                rejected=self.history.rejected,
+                dropped=self.history.dropped,
+                params=self.programs.params,
+                model_state=self.programs.model_state,
+                state=self.programs.gather,
+                trace=self.history.trace,
+                history=self.history.history(new=True),
+                evaluations={} if self.evaluator is None else self.evaluator.evaluation.columns(),
+                evaluated=tuple(self.evaluated),
+                evaluates=self.evaluator is not None,
+            )
+            self.evaluated.clear()
+            with self.held.open():
+                return bool(callback(progress))

@@ -11,7 +11,9 @@ from engines.problems import Abreast
 
 import gemjax
 from gemjax.engines.devices.hardware.programs.host import Programs
+from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.history import RunHistory
+from gemjax.engines.devices.roster import Roster
 from gemjax.engines.devices.scheduler import Scheduler
 from gemjax.engines.running.interrupts import Held
 from gemjax.testing import Faults
@@ -114,14 +116,30 @@ def test_a_loop_without_anything_to_wait_for_is_an_error():
         history = types.SimpleNamespace(commits=0, pending=[])
         roster = types.SimpleNamespace(is_short=False)
         held = Held()
-        num_commits = 1
+        options = types.SimpleNamespace(num_commits=1, callback_every=1, callback_seconds=math.inf, stops=[])
         drains = iter(range(3))
 
         def drain(self, *, wait):
             next(self.drains)  # Ends a loop that would not end.
 
-    with pytest.raises(RuntimeError, match="none is due and none is pending"):
-        Scheduler._loop(Idle(), 1, math.inf)
+    with pytest.raises(AssertionError, match="none is due and none is pending"):
+        Scheduler._loop(Idle())
+
+
+def test_a_run_is_not_late_while_a_gradient_is_in_the_queue(monkeypatch):
+    """Before each gradient the scheduler is woken, as by a request that a worker join."""
+    woken, next_of = [], Waiters.next
+
+    def next_after_a_wake(self, timeout=None):
+        arrival = next_of(self)
+        if len(woken) % 2 == 0:
+            self._ready.put(arrival)
+        woken.append(arrival)
+        return arrival if len(woken) % 2 == 0 else None
+
+    monkeypatch.setattr(Waiters, "next", next_after_a_wake)
+    monkeypatch.setattr(Roster, "lateness", lambda self, now: "no gradient was in time")
+    run(8)
 
 
 def test_the_callback_is_called_after_each_multiple_though_commits_come_together():

@@ -148,7 +148,7 @@ def unpacked_report(report: Mapping[str, Any], reported: Mapping[str, np.dtype])
     return [next(vectors[_vector_of(name, kind, common)]) for name, kind in reported.items()]
 
 
-def is_ready(report: Mapping[str, Any]) -> bool:
+def has_arrived(report: Mapping[str, Any]) -> bool:
     """Return True if :func:`unpacked_report` would wait for no computation."""
     return all(vector.is_ready() for vector in report.values())
 

@@ -79,6 +79,11 @@ class Waiters:
         except queue.Empty:
             return None
 
+    @property
+    def is_empty(self) -> bool:
+        """True if :meth:`next` would wait."""
+        return self._ready.empty()
+
     def watches(self, worker: int) -> bool:
         """Return True if the worker's last gradient is not in the queue yet."""
         return self._watched[worker]
