@@ -105,17 +105,17 @@ def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: 
     return drawn
 
 
-def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[float, ...]:
+def per_worker(name: str, value, num_workers: int) -> tuple[float, ...]:
     """Return ``value`` as a tuple of one float per worker.
 
     Raises:
-      ValueError: if their number is not that of the workers, or one is not finite or below ``lowest``.
+      ValueError: if their number is not that of the workers, or one is not finite or is negative.
     """
     values = (value,) * num_workers if np.ndim(value) == 0 else tuple(value)
     if len(values) != num_workers:
         raise ValueError(f"{name} must be a number or one for each of the {num_workers} workers, got {len(values)}")
     for one in values:
-        check_at_least(name, one, lowest)
+        check_at_least(name, one, 0.0)
     return tuple(map(float, values))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemjax.arrivals.base import Around, Arrivals, durations_of, per_worker
-from gemjax.protocol.checks import check_at_least, check_between, check_positive
+from gemjax.protocol.checks import check_at_least, check_between, check_positive, integer
 
 SQUARED = 1e-100, 1e100  # Numbers between these have a square that neither overflows nor underflows.
 
@@ -36,7 +36,7 @@ class ConstantSpeeds(Arrivals):
 
     Args:
       speeds: gradients per unit of time for each worker, all positive. Simultaneous commits are ordered by worker number.
-        Inside another model durations are summed, and rounding decides ties.
+        Inside another model the times are sums of durations, so rounding decides which of simultaneous commits is first.
 
     >>> ConstantSpeeds([2.0, 1.0]).trace(6).worker
     array([0, 0, 1, 0, 0, 1], dtype=int32)
@@ -49,8 +49,7 @@ class ConstantSpeeds(Arrivals):
         for speed in self.speeds:
             check_positive("each of speeds", speed)
         object.__setattr__(self, "speeds", tuple(map(float, self.speeds)))
-        object.__setattr__(self, "num_workers", len(self.speeds))
-        super().__post_init__()
+        object.__setattr__(self, "num_workers", integer("the number of speeds", len(self.speeds), 1))
 
     def durations(self, worker, rng, count):
         del rng
@@ -90,7 +89,7 @@ class Gamma(Arrivals):
 
     def __post_init__(self):
         super().__post_init__()
-        variations = per_worker("batch_variation", self.batch_variation, self.num_workers, lowest=0.0)
+        variations = per_worker("batch_variation", self.batch_variation, self.num_workers)
         for variation in set(variations):
             check_between("batch_variation", variation, *SQUARED)
         if not np.isscalar(self.batch_variation):
@@ -102,9 +101,7 @@ class Gamma(Arrivals):
         mean = self.mean
         if self.machine_variation:
             mean = rng.gamma(self.machine_variation**-2, mean * self.machine_variation**2)
-        variation = self.batch_variation
-        if not isinstance(variation, (int, float)):
-            variation = variation[worker]
+        variation = float(np.broadcast_to(self.batch_variation, self.num_workers)[worker])
         return rng.gamma(variation**-2, mean * variation**2, count)
 
 
@@ -204,7 +201,7 @@ class Scaled(Around):
 
     def __post_init__(self):
         super().__post_init__()
-        speeds = per_worker("speeds", self.speeds, self.num_workers, lowest=0.0)
+        speeds = per_worker("speeds", self.speeds, self.num_workers)
         for speed in speeds:
             check_positive("each of speeds", speed)
         object.__setattr__(self, "speeds", speeds)

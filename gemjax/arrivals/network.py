@@ -31,7 +31,7 @@ class Delayed(Around):
 
     def __post_init__(self):
         super().__post_init__()
-        up, down = (per_worker(name, getattr(self, name), self.num_workers, lowest=0.0) for name in ("up", "down"))
+        up, down = (per_worker(name, getattr(self, name), self.num_workers) for name in ("up", "down"))
         object.__setattr__(self, "latency", tuple(there + back for there, back in zip(down, up, strict=True)))
 
     @property

@@ -18,23 +18,23 @@ class Shards(OwnEpochs):
 
     The rows are divided once. Without ``labels`` each worker gets an equal random share of them. With ``labels`` workers get
     unequal shares of the classes: each class is divided in proportions drawn from a Dirichlet distribution, the usual model
-    of data that differ between workers. With ``rows`` you give the partition.
+    of data that differ between workers. With ``rows`` you give the division.
 
     Args:
       data: pytree of arrays with a common leading axis of n rows.
-      batch_size: rows per batch, positive; at most the number of rows of any worker.
+      batch_size: rows per batch, from 1 to the number of rows of the worker that has the fewest.
       num_workers: number of workers N.
       seed: decides the division of the rows and all orders; a non-negative int, default 0.
       labels: int [n]; the class of each row. ``None`` (default): every share has the distribution of the whole.
       concentration: of the Dirichlet distribution, positive, default 1. At 100 the shares of all workers are nearly alike, at
         0.1 few workers have most of a class. With ``labels`` only.
-      rows: a partition of your own, in place of ``labels``: the row numbers of each worker, int vectors in 0 … n - 1 without
-        repetitions. Workers may have rows in common, and rows may be left out.
+      rows: a division of your own, in place of ``labels``: the row numbers of each worker, int vectors in 0 … n - 1. Rows may
+        be left out, or belong to several workers. A repeated row is used as often in each epoch.
 
     Raises:
       TypeError: if a leaf of the data is not an array.
-      ValueError: if the leading axes differ, a worker would have fewer rows than a batch, a label is missing (NaN), or
-        ``rows`` is not such a partition.
+      ValueError: if the leading axes differ, a worker would have fewer rows than a batch, a label is missing (NaN),
+        ``concentration`` is given without ``labels``, or ``rows`` has no vector for each worker or a number that is no row.
 
     >>> shards = Shards({"x": np.arange(12)}, batch_size=2, num_workers=3)
     >>> sorted(np.concatenate(shards.rows).tolist()) == list(range(12)), [len(rows) for rows in shards.rows]
@@ -54,11 +54,13 @@ class Shards(OwnEpochs):
         seed: int = 0,
         *,
         labels: "npt.ArrayLike | None" = None,
-        concentration: float = 1.0,
+        concentration: float | None = None,
         rows: "Sequence[npt.ArrayLike] | None" = None,
     ):
         check_num_workers(num_workers)
         num_rows, batch_size = count_rows(data), integer("batch_size", batch_size, 1)
+        if labels is None and concentration is not None:
+            raise ValueError("concentration is that of the classes in labels=, which is missing; give both or neither")
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, num_workers))))
         if rows is not None:
             self.rows = _partition(rows, num_rows, num_workers)
@@ -104,13 +106,14 @@ def _partition(rows: Sequence[npt.ArrayLike], num_rows: int, num_workers: int) -
     return [np.sort(mine).astype(np.int64) for mine in found]
 
 
-def _deal_by_class(given: Any, num_rows: int, num_workers: int, concentration: float, rng) -> list[np.ndarray]:
+def _deal_by_class(given: Any, num_rows: int, num_workers: int, concentration: float | None, rng) -> list[np.ndarray]:
     labels = np.asarray(given)
     if labels.shape != (num_rows,) or (labels != labels).any():
         raise ValueError(
             f"labels must be one per row, {num_rows}, got the shape {list(labels.shape)} with {np.sum(labels != labels)} NaN; "
-            "give each row a class, or give rows= without it"
+            "give each row a class, or divide the rows with rows="
         )
+    concentration = 1.0 if concentration is None else concentration
     check_positive("concentration", concentration)
     shares: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
     for one in np.unique(labels):

@@ -66,17 +66,18 @@ class Observer:
         if self.several:
             raise ValueError(
                 "several members of this method report learning_rate, as in an optax.partition of two methods, so no single "
-                "rate describes a commit; leave learning_rate out of diagnostics="
+                f"rate describes a commit; leave learning_rate and {', '.join(NEED_RATE)} out of diagnostics="
             )
         missing = sorted(self.wanted - self.seen.keys())
         if missing:
-            known = [*besides, *sorted(self.offered)]
+            lacking = NEED_RATE if "learning_rate" in missing else set()
+            known = [name for name in (*besides, *sorted(self.offered)) if name not in lacking]
             meant = [repr(close) for name in missing for close in difflib.get_close_matches(name, known, n=1)]
             raise ValueError(
                 f"no member of this method reports {', '.join(missing)}; "
                 + (f"did you mean {' and '.join(meant)}? It" if meant else "it")
                 + f" offers {', '.join(known) or 'nothing'}"
-                + ("; a rate under optax.inject_hyperparams is offered, too" if "learning_rate" in missing else "")
+                + (f"; {', '.join(lacking)} needs that rate; optax.inject_hyperparams offers one" if lacking else "")
             )
         return {
             name: value * self.factors[name] if name in self.factors else value for name, value in self.seen.items()
@@ -121,7 +122,7 @@ def relative_change(changed: PyTree, plain: PyTree) -> jax.Array:
     Array(0.5, dtype=float32)
     """
     added, size = rms(jax.tree.map(jnp.subtract, changed, plain)), rms(plain)
-    return jnp.where(size > 0, added / jnp.where(size > 0, size, jnp.ones_like(size)), jnp.zeros_like(size))
+    return jnp.where(size == 0, jnp.zeros_like(size), added / jnp.where(size == 0, jnp.ones_like(size), size))
 
 
 def normalised_gap(params: PyTree, stale_params: PyTree, gradient: PyTree) -> jax.Array:
@@ -134,7 +135,7 @@ def normalised_gap(params: PyTree, stale_params: PyTree, gradient: PyTree) -> ja
     Array(2.5, dtype=float32)
     """
     distance = gap(params, stale_params)
-    return jnp.where(distance > 0, distance / rms(gradient), jnp.zeros_like(distance))
+    return jnp.where(distance == 0, jnp.zeros_like(distance), distance / rms(gradient))
 
 
 def rms(tree: PyTree) -> jax.Array:
@@ -164,14 +165,9 @@ def quantile(tree: PyTree, q: float) -> jax.Array:
 
     It is NaN if there are no numbers.
     """
-    numbers = flatten(tree)
+    numbers = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)] or [jnp.zeros(0)])
     numbers = numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32))
     return jnp.quantile(numbers, q) if numbers.size else jnp.array(jnp.nan, numbers.dtype)
-
-
-def flatten(tree: PyTree) -> jax.Array:
-    """Return all numbers of ``tree`` in one vector."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)] or [jnp.zeros(0)])
 
 
 def elastic_constant(params: PyTree, stale_params: PyTree, learning_rate: jax.Array) -> jax.Array:

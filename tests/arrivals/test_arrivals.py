@@ -144,6 +144,7 @@ def test_a_variation_per_worker():
     np.testing.assert_allclose([np.std(one) / np.mean(one) for one in found], [0.05, 0.5], rtol=0.03)
     equal = arrivals.Gamma(2, batch_variation=[0.3, 0.3]).trace(50)
     np.testing.assert_array_equal(equal.time, arrivals.Gamma(2, batch_variation=0.3).trace(50).time)
+    assert len(arrivals.Gamma(2, batch_variation=np.float32(0.3)).trace(50)) == 50
 
 
 def test_a_user_model_needs_one_method():

@@ -62,6 +62,8 @@ def test_a_quantity_that_no_member_offers_is_an_error():
     message = r"no member of this method reports pi_median, vim; it offers gap, group_leader, leader$"
     with pytest.raises(ValueError, match=message):
         observer.collected(besides=["gap"])
+    with pytest.raises(ValueError, match=r"reports learning_rate; it offers gap; elastic_constant needs that rate"):
+        Observer({"learning_rate"}).collected(besides=["gap", "elastic_constant"])
 
 
 def test_a_change_is_measured_relative_to_the_step():
@@ -71,6 +73,8 @@ def test_a_change_is_measured_relative_to_the_step():
         np.testing.assert_allclose(diagnostics.relative_change(changed, step), size, rtol=1e-6)
     zero = jax.tree.map(jnp.zeros_like, step)
     assert float(diagnostics.relative_change(zero, zero)) == 0.0
+    nan = jax.tree.map(lambda u: u * jnp.nan, step)
+    assert np.isnan([diagnostics.relative_change(nan, nan), diagnostics.normalised_gap(nan, step, step)]).all()
 
 
 def test_the_normalised_gap_is_relative_to_the_gradient():
@@ -146,7 +150,8 @@ def test_two_learning_rates_have_no_single_value():
         observer, params = Observer(["learning_rate"]), {"a": jnp.zeros(1), "b": jnp.zeros(1)}
         tx.update(params, tx.init(params), params, observe=observer)
         with pytest.raises(
-            ValueError, match=r"several members of this method report learning_rate.*leave learning_rate out"
+            ValueError,
+            match=r"several members of this method report learning_rate.*leave learning_rate and elastic_constant out",
         ):
             observer.collected()
 

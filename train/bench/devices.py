@@ -29,7 +29,7 @@ LEAVES, LEAVES_SIZE = (3, 30, 120), 24_000  # Compared numbers of leaves, and th
 def measure(sizes: Sequence[int], rounds: int, commits: int, console: Console) -> dict[str, Any]:
     """Measure the overhead at each size of the central variable, the cost of leaves, and the utilisation of unequal workers."""
     overheads = {
-        f"{size:,}": overhead(size, rounds, max(200, min(commits, commits * 10**6 // size)), console) for size in sizes
+        f"{size:,}": overhead(size, rounds, min(commits, max(200, commits * 10**6 // size)), console) for size in sizes
     }
     return {
         "overhead": overheads,

@@ -23,26 +23,25 @@ TAKEN = ("seed", "loss", "rejected", "dropped")  # Columns of a sweep's table be
 
 def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
     """Return the product of all values, or of all points with the seeds, as one column per name."""
-    listed = not isinstance(over, Mapping)
-    if listed:
-        over = _columns(over)
-    if taken := [name for name in over if name in TAKEN]:
+    if isinstance(over, Mapping):
+        names, points = [*over], itertools.product(*over.values())
+    else:
+        names, points = _listed(over)
+    if taken := [name for name in names if name in TAKEN]:
         raise ValueError(
             f"a table of the runs has a column {taken[0]} already; give the hyper-parameter {taken[0]} another name in over= "
             "and among the arguments of make, and seeds as seeds="
         )
-    columns = {name: list(values) for name, values in over.items()}
     repeated = [checked_seed(one) for one in seeds]
-    points = zip(*columns.values(), strict=True) if listed else itertools.product(*columns.values())
     rows = [(*point, seed) for point, seed in itertools.product(points, repeated)]
-    return {name: np.array([row[k] for row in rows]) for k, name in enumerate([*columns, "seed"])}
+    return {name: np.array([row[k] for row in rows]) for k, name in enumerate([*names, "seed"])}
 
 
-def _columns(over: Any) -> dict[str, list[float]]:
+def _listed(over: Any) -> tuple[list[str], list[list[float]]]:
     points = list(over)
     if different := [point for point in points if point.keys() != points[0].keys()]:
         raise ValueError(f"all points of over= need the names {', '.join(points[0])}; got {', '.join(different[0])}")
-    return {name: [point[name] for point in points] for name in points[0]}
+    return [*points[0]], [[point[name] for name in points[0]] for point in points]
 
 
 def of_each(value: Any, seeds: Sequence[int]) -> list:

@@ -11,6 +11,7 @@ from engines.problems import assert_close, late, mlp, poisoned, quadratic
 
 import gemjax
 from gemjax.engines.simulator import lanes
+from gemjax.engines.simulator.grid import grid
 
 LATE = late()
 RATES, KAPPAS, SEEDS = (0.02, 0.05), (1.0, 2.0), (3, 4)
@@ -275,6 +276,10 @@ def test_a_list_of_points_is_swept_and_each_run_is_evaluated_at_the_stops(batche
     for (commits, run), params in seen.items():
         alone = gemjax.simulate(gem(**points[run // 2]), *problem[:3], LATE.first(commits), seed=SEEDS[run % 2])
         assert_close(params, alone.params, rtol=1e-5)
+
+
+def test_points_without_names_are_runs():
+    assert [grid(over, [3, 5])["seed"].tolist() for over in ({}, [{}], [{}, {}])] == [[3, 5], [3, 5], [3, 5, 3, 5]]
 
 
 @pytest.mark.slow

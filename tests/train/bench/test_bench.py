@@ -93,6 +93,14 @@ def test_the_cost_of_methods_is_a_ratio_to_asgd(monkeypatch, tmp_path):
     assert 1.0 < methods["lsgd"]["traffic ratio"] < 2.5
 
 
+def test_large_sizes_have_fewer_commits_but_never_more_than_asked(monkeypatch):
+    for name in ("many_leaves", "utilisation", "evaluation"):
+        monkeypatch.setattr(bench_devices, name, lambda *_: {})
+    monkeypatch.setattr(bench_devices, "overhead", lambda size, rounds, commits, console: commits)
+    timed = lambda commits: [*bench_devices.measure((1000, 10**8), 1, commits, Console())["overhead"].values()]
+    assert (timed(2000), timed(50)) == ([2000, 200], [50, 50])
+
+
 @pytest.mark.slow
 def test_commits_of_few_and_of_many_leaves_are_compared_after_the_same_gradient(monkeypatch):
     """Record the gradients since the last commit, by their leaves."""

@@ -285,6 +285,10 @@ def test_a_record_with_other_random_numbers_is_refused(tmp_path):
                 RecordError, match=r"was computed with JAX_THREEFRY_PARTITIONABLE=True, and now it is False"
             ):
                 one.load(run)
+    published.write_text(json.dumps({own.key(run): own.encode(run, made_up(run))}))  # It names no generator.
+    assert others.load(run) is not None
+    with jax.default_prng_impl("rbg"), pytest.raises(RecordError, match=r"threefry2x32, and now it is rbg.*--anew"):
+        Pool(tmp_path / "other", published).load(run)
 
 
 def test_a_dry_run_says_what_is_left(claim, inline, tmp_path, capsys):

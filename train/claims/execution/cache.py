@@ -15,13 +15,17 @@ from train.run.groups.store import Store
 
 POOL = RUNS / "reproduce"
 PUBLISHED = Path(__file__).parents[2] / "results" / "runs"
+UNNAMED = {
+    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
+    "JAX_THREEFRY_PARTITIONABLE": True,
+}  # Of records without a generator.
 
 
 class Pool(Store[PlannedRun, RunRecord]):
     """Finished runs, keyed by configuration, recorded quantities and the version of the library.
 
-    A run with a changed configuration is another run. Changes of the code are not detected: a change that moves numbers, as
-    golden histories show, needs another version of the library once one is released.
+    A run with a changed configuration is another run. Changes of the code are not detected: after the first release, a change
+    that moves numbers must come with a new version of the library.
 
     Args:
       path: the folder of the runs made here.
@@ -40,7 +44,7 @@ class Pool(Store[PlannedRun, RunRecord]):
     def load(self, job: PlannedRun) -> RunRecord | None:
         own = super().load(job)
         if own is None and self.published and (found := self._published.get(self.key(job))):
-            return self.opened(job, dict(found), self.published)
+            return self.opened(job, {"generator": UNNAMED} | found, self.published, "give --anew")
         return own
 
     def publish(self, path: Path, records: Mapping[PlannedRun, RunRecord]) -> None:

@@ -92,7 +92,7 @@ def run_batch(
             gemjax.PerSeed(task.params_of),
             gemjax.PerSeed(task.batches_of),
             gemjax.PerSeed(trace),
-            [over[number] for number in part["point"]] if over[0] else {},
+            [over[number] for number in part["point"]],
             seeds=part["seed"],
             model_state=task.model_state,
             local=local,

@@ -51,8 +51,8 @@ class Store(abc.ABC, Generic[Job, Result]):
         path = self.file(job)
         return self.opened(job, json.loads(path.read_text()), path) if path.exists() else None
 
-    def opened(self, job: Job, found: Any, path: Path) -> Result:
-        """Return the result in the content `found` of `path`.
+    def opened(self, job: Job, found: Any, path: Path, again: str = "delete the file") -> Result:
+        """Return the result in the content `found` of `path`; `again` says how to compute it again.
 
         Raises:
           RecordError: if it has other random numbers than this process would draw, or cannot be used.
@@ -63,7 +63,7 @@ class Store(abc.ABC, Generic[Job, Result]):
             return self.decode(job, found)
         except ValueError as error:
             raise RecordError(
-                f"{path} cannot be used: {error}; set that as it was, or delete the file to compute it again"
+                f"{path} cannot be used: {error}; set that as it was, or {again} to compute it again"
             ) from error
 
     def known(self, jobs: Iterable[Job]) -> dict[Job, Result]:
