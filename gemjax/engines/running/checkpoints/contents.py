@@ -1,5 +1,6 @@
 """Contents of a checkpoint: metadata and arrays, described when they are saved and checked when they are loaded."""
 
+import itertools
 import json
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.checks import WIDE
-from gemjax.engines.result import History
+from gemjax.engines.result import History, Progress, Result
 from gemjax.engines.running import keys
 from gemjax.engines.running.checkpoints.errors import CheckpointError
 from gemjax.engines.transition import RunState, check_led_to, rows_of_trace
@@ -21,7 +22,8 @@ KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 def check_state(name: str, state: Any) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless ``state`` is the state of one run."""
     if not isinstance(state, RunState):
-        advice = "result.state" if hasattr(state, "state") else "that of a result, or gemjax.initial_state(tx, params)"
+        known = {Result: "result.state", Progress: "progress.state()"}
+        advice = known.get(type(state), "that of a result, or gemjax.initial_state(tx, params)")
         raise TypeError(f"{name} is of type {type(state).__name__}, but must be a gemjax.RunState; give {advice}")
     if runs := jnp.shape(state.commits):
         raise ValueError(
@@ -65,7 +67,7 @@ def metadata_of(state: Any, trace: Trace, user: Any, records: dict[str, History]
       state: the state.
       trace: its trace.
       user: metadata of the user.
-      records: its history and its evaluations, by the names of their columns in the files.
+      records: its history and its evaluations, as ``"history"`` and ``"evaluations"``.
 
     Raises:
       TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON.
@@ -118,7 +120,7 @@ def by_name(described: list[list[Any]], found: dict[str, np.ndarray]) -> History
 def check_finite(params: Any, state: str, newest: int | None) -> None:
     """Raise :class:`CheckpointError` if ``params`` are not finite; ``state`` begins the message."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (count := int(jnp.sum(~jnp.isfinite(np.asarray(leaf))))):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (count := np.sum(~np.isfinite(np.asarray(leaf)))):
             kept = "there is no other" if newest is None else f"that of {newest} commits is kept"
             raise CheckpointError(
                 f"{state} is not saved, because params{jax.tree_util.keystr(path)} has {count} of {leaf.size} numbers that are "
@@ -131,7 +133,7 @@ def check_metadata(found: Any, like: RunState, checkpoint: str, commits: int) ->
 
     Args:
       found: the metadata.
-      like: a state as that to load.
+      like: a state with the structure, shapes and dtypes of the one to load.
       checkpoint: the beginning of messages.
       commits: the commits by which the checkpoint is named.
 
@@ -149,17 +151,12 @@ def check_metadata(found: Any, like: RunState, checkpoint: str, commits: int) ->
             f"{checkpoint} is of another method: its state is made of {', '.join(map(str, found['method']))}, but that of this "
             f"run of {', '.join(expected)}; continue with the method that wrote it, or start a new run"
         )
-    saved, wanted = found["arrays"], _described(like)
-    if saved != wanted:
-        different = [row for row in saved if row not in wanted] + [row for row in wanted if row not in saved]
-        first = min(row[0] for row in different)
-        here, there = (
-            next((" ".join(filter(None, row[1:])) for row in rows if row[0] == first), None) for rows in (saved, wanted)
-        )
+    pairs = itertools.zip_longest(found["arrays"], _described(like))
+    if different := [pair for pair in pairs if pair[0] != pair[1]]:
+        here, there = (" ".join(filter(None, row or ["no array"])) for row in different[0])
         raise CheckpointError(
             f"{checkpoint} is of another method, schedule, model, number of workers or PRNG implementation, or of another "
-            f"version of gemjax; arrays that differ: {len({row[0] for row in different})}, the first is {first!r}: saved "
-            f"{here}, expected {there}"
+            f"version of gemjax; arrays that differ: {len(different)}, the first: saved {here}, expected {there}"
         )
 
 
@@ -174,7 +171,7 @@ def check_format(found: Any, checkpoint: str) -> None:
 
 
 def parts_of_method(state: Any) -> list[str]:
-    """Return the kinds of the parts of the method's state, in order: names of named tuples, without those of parameters."""
+    """Return the names of the named tuples in the method's state, in order, except for those inside copies of parameters."""
     params = jax.tree.structure(state.params)
 
     def parts(node):
@@ -190,11 +187,11 @@ def parts_of_method(state: Any) -> list[str]:
 
 
 def readable(leaf: Any) -> Any:
-    """Return a NumPy array in place of numbers of 64 bits, which Orbax's threads would put on a device in 32.
+    """Return what Orbax is to load for ``leaf``: a NumPy array if its numbers are of 64 bits.
 
-    ``with jax.enable_x64():`` holds in the calling thread alone.
+    Orbax's threads would load a JAX array as 32 bits, because ``jax.enable_x64()`` holds in the calling thread alone.
     """
-    return np.empty(leaf.shape, leaf.dtype) if leaf.dtype.itemsize == 8 else leaf
+    return np.empty(leaf.shape, leaf.dtype) if str(leaf.dtype) in WIDE else leaf
 
 
 def names(tree: Any) -> list[str]:

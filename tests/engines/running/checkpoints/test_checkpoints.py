@@ -1,5 +1,7 @@
 """Checkpoints: a saved state is restored exactly."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from engines.running.checkpoints.states import BATCHES, LOSS, PARAMS, arrived, l
 
 import gemjax
 from gemjax import arrivals
+from gemjax.engines.running.checkpoints import contents
 
 
 def test_state_and_trace_are_restored_and_the_run_continues_bit_for_bit(tmp_path):
@@ -55,7 +58,8 @@ def test_arrays_are_restored_with_the_shardings_of_their_shapes(tmp_path):
 
 
 def test_double_precision_is_restored_where_only_the_calling_thread_has_it(tmp_path, x64):
-    state = gemjax.initial_state(method(), {"x": jnp.full(4, 1 / 3)}, num_workers=3)
+    spectrum = jnp.full(4, 1 / 3 + 1j)
+    state = gemjax.initial_state(method(), {"x": jnp.full(4, 1 / 3)}, num_workers=3, model_state={"spectrum": spectrum})
     assert state.params["x"].dtype == "float64"
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, arrivals.Gamma(3).trace(0))
@@ -91,6 +95,19 @@ def test_a_ruined_state_is_not_saved(bad, tmp_path):
     assert "\n" not in str(error.value)
     assert checkpoints.latest == 3
     np.testing.assert_array_equal(checkpoints.load(state)[0].params["w"], np.ones(3))
+
+
+def test_numbers_are_finite_in_their_own_dtype():
+    """JAX makes infinity of a float64 beyond the range of float32, unless 64 bits are enabled."""
+    params = {
+        "wide": np.array([1e39, 1.0]),
+        "narrow": jnp.array([1.0, jnp.nan], jnp.bfloat16),
+        "whole": np.arange(2),
+        "key": jax.random.key(0),
+    }
+    with pytest.raises(gemjax.CheckpointError, match=r"params\['narrow'\] has 1 of 2 numbers that are not finite"):
+        contents.check_finite(params, "the state", None)
+    contents.check_finite(params | {"narrow": jnp.ones(2, jnp.bfloat16)}, "the state", None)
 
 
 def data(leaf):
@@ -144,9 +161,9 @@ def test_arrays_without_elements_are_compared_by_shape_and_dtype(tmp_path):
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state((0, 4)), arrivals.Gamma(3).trace(0))
         for other, wrong in (
-            (state((0, 5)), r"saved float32\[0, 4\], expected float32\[0, 5\]"),
-            (state((0, 4), jnp.bfloat16), r"saved float32\[0, 4\], expected bfloat16\[0, 4\]"),
-            (state((1, 4)), r"saved float32\[0, 4\], expected float32\[1, 4\]"),
+            (state((0, 5)), r"saved params.none float32\[0, 4\], expected params.none float32\[0, 5\]"),
+            (state((0, 4), jnp.bfloat16), r"saved params.none float32\[0, 4\], expected params.none bfloat16\[0, 4\]"),
+            (state((1, 4)), r"saved params.none float32\[0, 4\], expected params.none float32\[1, 4\]"),
         ):
             with pytest.raises(gemjax.CheckpointError, match=wrong):
                 checkpoints.load(other)
@@ -162,6 +179,17 @@ def test_keys_of_another_implementation_are_refused(tmp_path, impl):
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state(impl), arrivals.Gamma(3).trace(0))
         assert is_equal(checkpoints.load(state(impl))[0], state(impl))
-        wrong = rf"PRNG implementation, .* first is 'model_state.key': saved .* {impl}, expected .* {other}"
+        wrong = rf"PRNG implementation, .* first: saved model_state.key .* {impl}, expected .* {other}"
         with pytest.raises(gemjax.CheckpointError, match=wrong):
             checkpoints.load(jax.eval_shape(lambda: state(other)))
+
+
+def test_arrays_in_another_order_are_refused(tmp_path):
+    def state(*names):
+        model_state = collections.OrderedDict((name, jnp.ones(2)) for name in names)
+        return gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), jnp.ones(2), model_state=model_state)
+
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state("a", "b"), arrivals.Gamma(3).trace(0))
+        with pytest.raises(gemjax.CheckpointError, match=r"first: saved model_state\.a .*, expected model_state\.b "):
+            checkpoints.load(state("b", "a"))

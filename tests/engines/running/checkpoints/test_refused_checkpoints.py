@@ -26,6 +26,9 @@ def test_a_state_is_saved_with_its_own_trace_only(tmp_path):
             TypeError, match=r"state is of type Result, but must be a gemjax.RunState; give result.state"
         ):
             checkpoints.save(result, result.trace)
+        progress = gemjax.Progress(6, 6, 0, 0, None, (), lambda: result.state, lambda: result.trace, {})
+        with pytest.raises(TypeError, match=r"must be a gemjax.RunState; give progress\.state\(\)"):
+            checkpoints.save(progress, result.trace)
         with pytest.raises(TypeError, match=r"trace is of type dict, but must be a gemjax.Trace; give result.trace"):
             checkpoints.save(result.state, result.history)
         assert checkpoints.commits == [6]
