@@ -116,7 +116,7 @@ MESSAGES = [
         lambda: gemjax.FromSource(X),
         "FromSource gathers rows and numbers them anew, so it needs batches that are rows of data: gemjax.Epochs, "
         "gemjax.Shards, gemjax.Stream, or a class that derives from gemjax.batches.Rows without a batch or gather "
-        "of its own; got NoneType; make such a change in the loss function",
+        "of its own; got NoneType; change the batch in the loss function instead",
     ),
     (
         lambda: gemjax.LocalSteps(optax.sgd(0.1), 0),

@@ -70,7 +70,7 @@ def check_plain(wrapper: str, batches: Any) -> None:
         raise TypeError(
             f"{wrapper} gathers rows and numbers them anew, so it needs batches that are rows of data: gemjax.Epochs, "
             "gemjax.Shards, gemjax.Stream, or a class that derives from gemjax.batches.Rows without a batch or gather of its "
-            f"own; got {type(batches).__name__}; make such a change in the loss function"
+            f"own; got {type(batches).__name__}; change the batch in the loss function instead"
         )
 
 
@@ -88,7 +88,10 @@ class OwnEpochs(Rows):
     batch_size: int
     seed: int
     _orders: dict[int, tuple[int, np.ndarray]]  # Per worker, its current epoch and the order of that.
-    _share: Any  # Of a worker: its rows (an int n: all in 0 … n - 1), and the number of its batches per epoch.
+
+    def _share(self, worker: int) -> tuple[int | np.ndarray, int]:
+        """Return the rows of a worker (an int n: all in 0 … n - 1), and the number of its batches per epoch."""
+        raise NotImplementedError
 
     def _batch(self, worker: int, step: int) -> np.ndarray:
         rows, steps = self._share(worker)
@@ -184,7 +187,7 @@ class Stream(Rows):
     def select(self, worker, step, draw):
         del worker, step
         epochs, places = np.divmod(np.asarray(draw), self.steps_per_epoch)
-        known = self._orders  # Read once: threads warm up the devices.
+        known = self._orders  # Other threads may replace it while the devices warm up.
         orders = self._orders = {
             epoch: known[epoch] if epoch in known else shuffled(self.num_rows, self.batch_size, self.seed, epoch)
             for epoch in np.unique(epochs).tolist()
@@ -228,7 +231,7 @@ def as_batches(batches: Any, num_workers: int) -> Batches:
 
     Raises:
       TypeError: if it is none of these, or has data that are not arrays; the message says what to give instead.
-      ValueError: if it was made for another number of workers than the run has, or data of rows differ in their number.
+      ValueError: if it was made for another number of workers than the run has, or its arrays differ in their number of rows.
     """
     check_kind(batches)
     if all(hasattr(batches, name) for name in ("data", "select", "batch")):

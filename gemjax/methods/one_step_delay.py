@@ -28,13 +28,13 @@ class CorrectOneStepDelayState(NamedTuple):
 
 
 def correct_one_step_delay(strength: float = 1.0) -> "Method":
-    """Add to an update the change that a gradient without a delay of one step would have made.
+    """Add to each update c times its difference from the previous one, to make up for a delay of one step.
 
     The atom of :func:`gemjax.one_step_delay`. It acts on *updates that already carry the learning rate*, so it goes last in a
     chain, behind any optax optimizer. It reads nothing of the staleness protocol and also works in an ordinary ``optax.chain``.
 
     Args:
-      strength: as in :func:`gemjax.one_step_delay`.
+      strength: c, as in :func:`gemjax.one_step_delay`.
 
     Returns:
       A transformation that keeps one copy of the parameters centrally (u[t-1]). It offers the diagnostic
@@ -81,14 +81,14 @@ def one_step_delay(
 ) -> "Method":
     """One-step-delay correction: each update is extended by its difference from the previous one.
 
-    In a pipeline with two versions of the weights every gradient is one step old. The part that the delayed optimizer did not
-    know at its last update, u_t - u[t-1], is added to the next one, as error feedback does with the error of a compression. If
-    updates drift evenly, the sum is the update without delay.
+    In a pipeline with two versions of the weights every gradient is one step old. What the newest update adds to the previous
+    one, u_t - u[t-1], is added once more in the same step, as error feedback does with the error of a compression. If updates
+    drift evenly, the sum is the update without delay.
 
         v ← γ v + g(θ[t-1]),   u_t = -η_t v
         θ[t+1] = θ[t] + u_t + c (u_t - u[t-1])
 
-    with v = 0 and no correction at the first commit; v and u[t-1] are one for all workers.
+    with v = 0 and no correction at the first commit; v and u[t-1] are shared by all workers.
 
     Reductions: at ``strength=0``, and where updates do not change, it is :func:`gemjax.momentum_asgd`. With a delay of exactly
     one (two workers in turn) and updates that drift evenly, its updates are those without delay.
@@ -100,8 +100,8 @@ def one_step_delay(
     ...     optax.chain(optax.adamw(1e-3), gemjax.rules.correct_one_step_delay()), num_workers=2)
 
     Args:
-      learning_rate: η, a non-negative float or a schedule over commits of the central variable. After it falls to 0,
-        the last update is still corrected once.
+      learning_rate: η, a non-negative float or a schedule over commits of the central variable. At the first commit
+        with rate 0 the parameters still move by -c u[t-1].
       momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1; two workers in turn have the paper's delay. No result is known for longer
         delays: the correction looks one step ahead, whatever the staleness.

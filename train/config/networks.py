@@ -13,13 +13,13 @@ class NetworkFacts:
     """Facts about a network.
 
     Args:
-      module: name of its class in `train.task.models`.
+      class_name: name of its class in `train.task.models`.
       side: least height and width of its images, in pixels; 0 if it takes tokens.
       flags: of `dropout`, `width` and `depth`, those that it has.
       layers: if it has a depth, the possible ones are `layers[0]` n + `layers[1]` for n of at least 1.
     """
 
-    module: str
+    class_name: str
     side: int
     flags: frozenset[str] = frozenset({"width"})
     layers: tuple[int, int] = (1, 0)

@@ -10,12 +10,12 @@ from flax import linen as nn
 
 from gemjax.protocol.compat import enable_x64
 from train.task.losses import cross_entropy, image_rows, make_evaluate, make_loss, normalise, token_rows
-from train.task.models import DigitsCNN, GemCNN, init, init_params
+from train.task.models import DigitsCNN, GemCNN, init
 from train.task.models.layers import BatchNorm
 from train.task.models.ops.layout import ImageLayout
 
 # One program per network: Flax otherwise compiles its initialisation operation by operation.
-compiled_init = jax.jit(init_params, static_argnums=(0, 2))
+compiled_init = jax.jit(lambda *args: init(*args)[0], static_argnums=(0, 2))
 compiled_cross_entropy = jax.jit(cross_entropy)
 
 

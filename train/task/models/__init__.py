@@ -1,9 +1,9 @@
 """Networks for images and for text.
 
 They are Flax Linen modules: Linen's `init` and `apply` are pure functions of a pytree of parameters, as the library's engines
-need. Networks for images take normalised floating-point images [B, H, W, C], the network for text takes tokens, int [B, L]. The
-type of their numbers follows that of parameters and images. The model state holds statistics of batch normalisation; it is `()`
-if there are none.
+need. Networks for images take normalised floating-point images [B, H, W, C], the network for text takes tokens, int [B, L].
+They compute in the dtype of the parameters and images. The model state holds statistics of batch normalisation; it is `()` if
+there are none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ __all__ = [
     "Transformer",
     "build",
     "init",
-    "init_params",
 ]
 
 PyTree = Any
@@ -67,11 +66,6 @@ def init(model: nn.Module, key: jax.Array, shape: tuple[int, ...], dtype: Any = 
     return params, variables or ()
 
 
-def init_params(model: nn.Module, key: jax.Array, shape: tuple[int, ...]) -> PyTree:
-    """Return the initial parameters of a network for images of shape [H, W, C]."""
-    return init(model, key, shape)[0]
-
-
 def build(
     model: str,
     classes: int,
@@ -88,4 +82,4 @@ def build(
     given = {"width": width, "depth": depth, "dropout": dropout}
     options = {name: value for name, value in given.items() if name in network.flags and value is not None}
     options["num_classes" if network.side else "vocabulary"] = classes
-    return globals()[network.module](**options)
+    return globals()[network.class_name](**options)

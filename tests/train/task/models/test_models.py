@@ -11,7 +11,7 @@ from flax import linen
 from gemjax.protocol.compat import enable_x64
 from train.common.errors import UsageError
 from train.task.losses import image_rows, make_loss
-from train.task.models import DigitsCNN, GemCNN, init_params
+from train.task.models import DigitsCNN, GemCNN, init
 from train.task.models.ops.convolution import IMPLEMENTATIONS, convolve, default_implementation
 
 
@@ -21,12 +21,12 @@ def count(params):
 
 def shapes(model, image_shape):
     """Return the shapes of the parameters, without values."""
-    return jax.eval_shape(lambda key: init_params(model, key, image_shape), jax.random.key(0))
+    return jax.eval_shape(lambda key: init(model, key, image_shape)[0], jax.random.key(0))
 
 
 @functools.cache
 def gem_params():
-    return init_params(GemCNN(), jax.random.key(1), (28, 28, 1))
+    return init(GemCNN(), jax.random.key(1), (28, 28, 1))[0]
 
 
 def raw_batch(seed, size, shape):
@@ -204,4 +204,4 @@ def test_a_network_with_other_variables_is_refused():
     with pytest.raises(
         UsageError, match="the network Cached has variables in cache; the model state of `train` holds batch_st"
     ):
-        init_params(Cached(), jax.random.key(0), (8, 8, 1))
+        init(Cached(), jax.random.key(0), (8, 8, 1))
