@@ -41,7 +41,7 @@ class EventLog:
     diagnostics, and ``read_at`` if workers read block by block. ``fault`` adds worker, step and ``error``; ``interrupt`` (the
     gradient of a worker that was called back is dropped) worker and step; ``retire`` (the worker kept raising) worker, step and
     its last ``error``; ``hang`` (it is silent)
-    worker and step; ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` of a callback;
+    worker and step; ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` of a callback or checkpoint;
     ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view and of a gradient, a
     ``commit`` its ``network`` time in seconds and the parts of it, ``to_host``, ``wire`` and ``to_device``, and ``leave`` the
     ``error`` by which a worker was lost.

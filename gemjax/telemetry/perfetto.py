@@ -121,7 +121,7 @@ def _of_cycle(cycle: dict[str, Any], part: int, at: int, length: int) -> dict[st
 def _of_incident(incident: Mapping[str, Any], evaluator: int) -> dict[str, Any]:
     at = _microseconds(incident["time"])
     if incident["event"] == "pause":
-        return _slice("callback", CENTRAL, at, at + _microseconds(incident["seconds"]), {})
+        return _slice("pause", CENTRAL, at, at + _microseconds(incident["seconds"]), {})
     if incident["event"] == "evaluation":
         about = {"commits": incident["commits"]}
         return _slice("evaluation", evaluator, at, at + _microseconds(incident["seconds"]), about)

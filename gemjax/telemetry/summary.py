@@ -18,11 +18,11 @@ class Summary:
 
     Attributes:
       num_workers: number of workers N.
-      num_devices: devices that they compute on; N if that is not known.
+      num_devices: places that they compute on (a device, or the devices that share one worker's batches); N if not known.
       colocated: True if the central variable shares a device with a worker.
       measured: True if dispatch and gradient were timed; in simulated runs they are not, and no worker waits.
       commits: commits applied.
-      dropped: commits that the method refused.
+      dropped: commits that the method refused, and finished gradients that were too old to be committed.
       rejected: commits that were not finite.
       faults: computations that raised.
       interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost. ``utilisation``
@@ -31,8 +31,8 @@ class Summary:
         neither these nor ``faults`` nor ``paused``, and counts as ``interrupted`` only what a worker lost before a commit: give
         the events of a log.
       span: time from the first dispatch to the last arrival.
-      paused: time between the first dispatch and the last arrival that was spent in callbacks, during which nothing was
-        committed.
+      paused: time between the first dispatch and the last arrival that was spent in callbacks and checkpoints, during
+        which nothing was committed.
       share: float64 [N]; share of the applied commits.
       utilisation: float64 [N]; time computing / time from the worker's first dispatch to the end. Waiting for a device that
         computes for another worker counts as computing.
@@ -40,9 +40,10 @@ class Summary:
       commit_wait: float64 [N]; the same for waiting with a finished gradient.
       at_once: mean number of workers computing, over the time in which at least one did; at most ``num_devices``.
       gradient_time: median time of a gradient.
-      wait_median: median wait of a cycle, for the view and for the commit, without the time in callbacks.
+      wait_median: median wait of a cycle, for the view and for the commit, without the time in callbacks and checkpoints.
       wait_p95: 95th percentile of these waits.
-      staleness_median: of applied commits; asynchronous workers of equal speed have about N - 1.
+      staleness_median: of applied commits; asynchronous workers of equal speed have about N - 1. It and the next two, and
+        ``versions``, are NaN if ``source`` does not have their column.
       staleness_p95: 95th percentile of it.
       staleness_mode: share of the most common staleness; 1 if it never varies.
       repeats: share of commits by the worker that also committed one round earlier; 1 if the order is a fixed round.
@@ -89,8 +90,8 @@ def summarise(
 
     Args:
       source: a :class:`gemjax.telemetry.Timeline`, the events of a log, a :class:`gemjax.Result`, or its ``history``,
-        which does not know the workers that committed nothing. Of a run that was simulated in part, the part that was
-        measured last is summarised.
+        which does not know the workers that committed nothing. If part of the run was simulated, only its last part on
+        devices is summarised.
       num_workers: number of workers N, if ``source`` does not have it.
 
     Raises:
@@ -116,9 +117,9 @@ def summarise(
         (cycles[end] - cycles[begin]) - (paused[end] - paused[begin])
         for begin, end in (("dispatch", "began"), ("ready", "time"))
     )
-    staleness = commits["staleness"][np.isfinite(commits["staleness"])]
-    staleness = staleness if len(staleness) else np.zeros(1)
-    p50, p95 = np.percentile(staleness, [50, 95])
+    staleness, pulled_at = commits["staleness"], commits["pulled_at"]
+    known = staleness[np.isfinite(staleness)]
+    p50, p95 = np.percentile(known if len(known) else staleness, [50, 95])
     num_devices = len(set(run.devices)) or run.num_workers
 
     def part(begin: str, end: str) -> np.ndarray:
@@ -148,9 +149,9 @@ def summarise(
         wait_p95=float(np.percentile(waits, 95)),
         staleness_median=float(p50),
         staleness_p95=float(p95),
-        staleness_mode=float(np.unique(staleness, return_counts=True)[1].max() / len(staleness)),
+        staleness_mode=float(np.unique(known, return_counts=True)[1].max() / len(known)) if len(known) else np.nan,
         repeats=_repeats(commits["worker"]),
-        versions=len(np.unique(commits["pulled_at"])) / len(commits["worker"]),
+        versions=np.nan if np.isnan(pulled_at).all() else len(np.unique(pulled_at)) / len(pulled_at),
     )
 
 
@@ -163,12 +164,12 @@ def _spans(run: Timeline) -> tuple[np.ndarray, float]:
 
 
 def _paused_before(run: Timeline, times: np.ndarray) -> np.ndarray:
-    """Return the time that was spent in callbacks before each of some times."""
+    """Return the time that was spent in callbacks and checkpoints before each of some times."""
     pauses = [(one["time"], one["seconds"]) for one in run.incidents if one["event"] == "pause"]
     begin, seconds = np.array(sorted(pauses), float).reshape(-1, 2).T
     knots = np.maximum.accumulate(np.stack([begin, begin + seconds], 1).ravel())
     spent = np.cumsum(np.diff(knots, prepend=0.0) * (np.arange(len(knots)) % 2))
-    return np.interp(times, knots, spent, left=0.0) if len(knots) else np.zeros(len(times))
+    return np.interp(times, knots, spent) if len(knots) else np.zeros(len(times))
 
 
 def _retired(run: Timeline) -> int:

@@ -12,7 +12,7 @@ OVERLAP = 1.5  # Workers computing at once; with fewer they seldom overlap.
 TURNS = 1.1  # The same; with fewer they take turns.
 SMALL_WAIT = 0.25  # Of a gradient's time.
 FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
-PAUSED = 0.1  # Share of a run's time in callbacks that is small.
+PAUSED = 0.1  # Share of a run's time in callbacks and checkpoints that is small.
 TRIFLING = 0.1  # Of an equal share; a worker that commits less hardly takes part.
 SIMULATED = "the order of the commits is that of the simulated trace; to change it, choose another arrival model."
 
@@ -105,11 +105,14 @@ def verdict(summary: "Summary") -> "Verdict":
         follows = {"the commits came in a fixed round", "the staleness never varied"}
         follows |= {"workers waited for the central variable"} if summary.colocated else set()
         judged |= {reason: dataclasses.replace(judged[reason], advice="") for reason in follows}
+    unknown = {"workers moved in lock step": summary.versions, "the staleness never varied": summary.staleness_mode}
+    judged = {reason: finding for reason, finding in judged.items() if not np.isnan(unknown.get(reason, 0.0))}
     judged["much of the work was discarded"] = _waste(summary)
     explained: set[str] = set()
     if summary.paused:
-        judged[f"callbacks stopped the run for {_percent(_paused(summary))} of its time"] = _callbacks(summary)
-        if not _callbacks(summary).passed:  # After each of them all workers are ready, and commit one after the other.
+        pauses = _pauses(summary)
+        judged[f"callbacks and checkpoints stopped the run for {_percent(_paused(summary))} of its time"] = pauses
+        if not pauses.passed:  # After each of them all workers are ready, and commit one after the other.
             explained = {"the commits came in a fixed round", "workers took turns", "workers seldom computed at once"}
             explained |= {"workers waited for the central variable", "the staleness never varied"}
             judged |= {r: dataclasses.replace(judged[r], advice="", decisive=False) for r in explained & judged.keys()}
@@ -202,8 +205,8 @@ def _wait(s: Summary) -> Finding:
     return Finding(
         ratio <= SMALL_WAIT,
         f"A worker computes a gradient in {duration(s.gradient_time)} and waits {duration(s.wait_median)} for its commit and "
-        f"its next view (medians{', without callbacks' if s.paused else ''}; a ratio of {ratio:.2f}, where {SMALL_WAIT} or "
-        "less is small).",
+        f"its next view (medians{', without callbacks and checkpoints' if s.paused else ''}; a ratio of {ratio:.2f}, where "
+        f"{SMALL_WAIT} or less is small).",
         advice,
     )
 
@@ -212,13 +215,13 @@ def _paused(s: Summary) -> float:
     return s.paused / max(s.span, 1e-12)
 
 
-def _callbacks(s: Summary) -> Finding:
+def _pauses(s: Summary) -> Finding:
     return Finding(
         _paused(s) <= PAUSED,
-        f"Callbacks stopped the run for {duration(s.paused)}, {_percent(_paused(s))} of its time ({_percent(PAUSED)} or less "
-        "is small).",
-        "let the engine evaluate beside the run (evaluate=), write checkpoints in the background (wait=False), or call back "
-        "less often (callback_every).",
+        f"Callbacks and checkpoints stopped the run for {duration(s.paused)}, {_percent(_paused(s))} of its time "
+        f"({_percent(PAUSED)} or less is small).",
+        "let the engine evaluate beside the run (evaluate=), write checkpoints in the background (wait=False), call back less "
+        "often (callback_every), or save less often (checkpoint_seconds).",
     )
 
 

@@ -80,7 +80,7 @@ def test_gradient_and_commit_wait_abut(events):
 def test_incidents_are_instants_on_the_track_of_their_worker(events):
     found = {(event["name"], event["tid"]) for event in events if event["ph"] == "i"}
     assert found == {("reject", 1), ("drop", 1), ("fault", 3), ("retire", 3), ("leave", 2), ("join", 2)}
-    assert [event["tid"] for event in events if event["name"] == "callback"] == [0]
+    assert [event["tid"] for event in events if event["name"] == "pause"] == [0]
 
 
 def test_counters_follow_commits(events):

@@ -37,6 +37,17 @@ def test_utilisation_begins_with_the_first_dispatch_of_a_worker():
     np.testing.assert_allclose(gemjax.summarise(events).utilisation, [1.0, 0.5])
 
 
+def test_without_versions_and_staleness_they_are_not_known():
+    """Workers are not said to move in lock step, or the staleness to be constant."""
+    trace = gemjax.arrivals.Gamma(4).trace(100)
+    history = {"worker": trace.worker, "step": trace.step, "time": trace.time, "applied": trace.worker >= 0}
+    summary = gemjax.summarise(history | {"dropped": trace.worker < 0})
+    np.testing.assert_array_equal(
+        [summary.staleness_median, summary.staleness_p95, summary.staleness_mode, summary.versions], np.nan
+    )
+    assert gemjax.verdict(summary).headline.startswith("Truly asynchronous")
+
+
 def test_events_are_counted():
     events = [
         *free(3, rounds=4),

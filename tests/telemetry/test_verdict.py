@@ -107,18 +107,21 @@ def test_time_in_callbacks_is_not_waiting_for_the_central_variable():
     assert 0.001 - 1e-9 < summary.wait_median < 0.005  # The commits before its own.
     verdict = gemjax.verdict(summary)
     assert not any("central variable" in advice for advice in verdict.advice)
-    assert "for its commit and its next view (medians, without callbacks; a ratio of 0.00" in str(verdict)
+    assert "for its commit and its next view (medians, without callbacks and checkpoints; a ratio of 0.00" in str(
+        verdict
+    )
 
 
 def test_a_slow_callback_is_the_reservation_and_nothing_else_is_blamed():
     """Gradients of 10 ms, and callbacks of half a second after each commit: all workers wait for one after the other."""
     verdict = judge(after_callbacks(0.5, gradient=0.01))
-    assert verdict.headline == "Asynchronous with reservations: callbacks stopped the run for 100 % of its time."
+    reason = "callbacks and checkpoints stopped the run for 100 % of its time"
+    assert verdict.headline == f"Asynchronous with reservations: {reason}."
     assert len(verdict.advice) == 1
     assert verdict.advice[0].startswith("let the engine evaluate beside the run (evaluate=)")
     verdict = judge(after_callbacks(0.02))
     assert verdict.headline == "Truly asynchronous."
-    assert "+ Callbacks stopped the run for 2.3" in str(verdict)
+    assert "+ Callbacks and checkpoints stopped the run for 2.3" in str(verdict)
 
 
 def test_discarded_work_is_a_reservation():

@@ -208,7 +208,7 @@ def _numbers(
     span = duration(summary.span) if run.measured else f"{summary.span:.4g}"
     found = [
         ("commits", f"{summary.commits:,}", rate),
-        ("time", span, f"{duration(summary.paused)} of it in callbacks" if summary.paused else ""),
+        ("time", span, f"{duration(summary.paused)} of it in callbacks and checkpoints" if summary.paused else ""),
         ("training loss", f"{loss[-window:].mean():.4g}", f"mean of the last {window}"),
     ]
     if not run.measured:

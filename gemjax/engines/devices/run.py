@@ -106,8 +106,8 @@ def run_on_devices(
       stops: numbers of commits after which the callback is called, too, such as those at which it evaluates.
       evaluate: ``evaluate(params, model_state) -> dict of numbers``, such as the loss on held-out data, or ``None`` for no row.
         It is called with a copy of the parameters after each ``evaluate_every`` commits and at the end of the run, in a thread
-        of its own on ``placement.evaluator``, one call at a time. No commit waits for it. What is due meanwhile waits as a copy
-        in memory, and the end of the run waits for all of it. Its exception ends the run.
+        of its own on ``placement.evaluator``, one call at a time. Commits go on meanwhile. What is due meanwhile waits as a
+        copy in memory. A checkpoint and the end of the run wait for all of it. Its exception ends the run.
       evaluate_every: commits between two evaluations, positive; default: a twentieth of ``num_commits``.
       progress: True to print a line to standard error, updated if that is a terminal: commits, their rate, the time left, the
         loss.

@@ -135,7 +135,13 @@ def test_the_page_shows_the_verdict_and_the_numbers(folder, elements):
     words = " ".join(elements.words)
     assert "Truly asynchronous." in words
     assert "Faults: 1; workers retired: 1; commits dropped: 0, rejected: 0; computations called back: 0." in words
-    for name in ("utilisation", "commit and view wait", "staleness", "test accuracy", "250 ms of it in callbacks"):
+    for name in (
+        "utilisation",
+        "commit and view wait",
+        "staleness",
+        "test accuracy",
+        "250 ms of it in callbacks and checkpoints",
+    ):
         assert name in words
     commits = sum(event["event"] == "commit" and event["worker"] == 1 for event in free(rounds=12))
     row = f'<tr><td>1</td><td class="word">gpu:1</td><td>{commits}</td><td>{100 * commits / 48:.1f} %</td>'
