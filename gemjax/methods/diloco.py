@@ -39,8 +39,8 @@ def diloco(
     Workers run hundreds of local steps and commit their displacements. The mean of N displacements is the gradient of one
     central step; the commits in between change nothing. All workers wait for each other and pull after the N-th commit: with
     real workers that is the default of :class:`gemjax.Policy`, and in a simulation a trace of :class:`gemjax.arrivals.Barrier`.
-    If workers do not wait, it is the buffered form: any N commits make a step, also of views that differ, and a worker that
-    pulls in between gets the central variable of the last step.
+    If workers do not wait, it is the buffered form: any N commits make a step, even if they began at different views. A worker
+    that pulls between two steps gets the central variable after the earlier one.
 
         Δ̄ = (1/N) Σ_j Δ_j   over the N displacements
         v ← γ v + Δ̄
@@ -56,8 +56,8 @@ def diloco(
     ``learning_rate``.
 
     Args:
-      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable (N
-        per outer step, which has the rate of its last commit); default 0.7. The local optimizer has its own rate.
+      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable;
+        default 0.7. An outer step has the rate of its last commit. The local optimizer has its own rate.
       momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
       nesterov: ``True`` (default), or ``False`` for heavy-ball momentum, θ ← θ - η_t v.
@@ -103,14 +103,12 @@ def diloco(
 
 
 def in_rounds(inner: optax.GradientTransformation, count: int) -> "Method":
-    """Apply ``inner`` to the mean of every ``count`` updates, kept in the float type that is the default when it is used."""
+    """Apply ``inner`` to the mean of every ``count`` updates, taken in JAX's default float type at the time of each call."""
 
-    def rounds() -> "Method":
-        kind = jnp.result_type(float)
-        steps = optax.MultiSteps(inner, every_k_schedule=lambda _: count, accumulator_dtype=kind)
-        return optax.with_extra_args_support(steps.gradient_transformation())
+    def rounds() -> optax.MultiSteps:
+        return optax.MultiSteps(inner, every_k_schedule=lambda _: count, accumulator_dtype=jnp.result_type(float))
 
-    def update_fn(updates, state, params=None, **extra_args):
-        return rounds().update(updates, state, params, **extra_args)
+    def update_fn(updates, state, params=None, **_):
+        return rounds().update(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(lambda params: rounds().init(params), update_fn)

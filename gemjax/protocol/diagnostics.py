@@ -29,9 +29,9 @@ from gemjax.protocol import PyTree
 class Observer:
     """Collector of the quantities in ``wanted`` during one (traced) update.
 
-    It belongs to one JAX trace: a rule that calls it under ``lax.cond`` or ``lax.scan``, as inside ``optax.MultiSteps``, cannot
-    be observed: JAX refuses a value that does not exist outside. Where two members of a chain offer the same name, the last one
-    counts; two learning rates are an error.
+    It belongs to one JAX trace. A rule inside ``lax.cond`` or ``lax.scan``, such as one in ``optax.MultiSteps``, cannot be
+    observed: its values do not exist outside, and JAX raises an error. Where two members of a chain offer the same name, the
+    last one counts; two learning rates are an error.
     """
 
     def __init__(self, wanted: Iterable[str] = ()):
@@ -126,7 +126,7 @@ def relative_change(changed: PyTree, plain: PyTree) -> jax.Array:
 
 
 def normalised_gap(params: PyTree, stale_params: PyTree, gradient: PyTree) -> jax.Array:
-    """Return the gap over the length of the gradient, ‖θ - s‖ / ‖g‖ with g computed at s.
+    """Return the gap divided by the root mean square of the gradient, ‖θ - s‖ / ‖g‖ with g computed at s.
 
     A gap of the same size does less harm where gradients are larger. For a worker with local steps the gradient is its
     displacement. The value is 0 where nothing is stale, and infinite where only the gradient is 0.
@@ -171,10 +171,10 @@ def quantile(tree: PyTree, q: float) -> jax.Array:
 
 
 def elastic_constant(params: PyTree, stale_params: PyTree, learning_rate: jax.Array) -> jax.Array:
-    """Return ‖θ - s‖ / η, of which elastic consistency bounds the root of the mean square by a constant.
+    """Return ‖θ - s‖ / η; elastic consistency is a constant bound on the root mean square of it over a run.
 
-    The bound says how far a distributed method is from SGD: the constant appears in lower-order terms of its rate alone
-    (Nadiradze et al., `Elastic Consistency <https://arxiv.org/abs/2001.05918>`_, 2021).
+    With the bound a distributed method converges as SGD does: the constant appears only in lower-order terms (Nadiradze et al.,
+    `Elastic Consistency <https://arxiv.org/abs/2001.05918>`_, 2021). At a rate of 0 the value is infinite, or NaN at gap 0.
 
     >>> elastic_constant(jnp.array([3.0, 0.0]), jnp.array([0.0, 4.0]), jnp.float32(0.5))
     Array(10., dtype=float32)
@@ -183,8 +183,8 @@ def elastic_constant(params: PyTree, stale_params: PyTree, learning_rate: jax.Ar
     return gap(params, stale_params) * count**0.5 / learning_rate
 
 
-# Quantities of any method's commit, from (params, view, gradient, updates, learning rate); the rate is None unless it is
-# among those that NEED_RATE.
+# Quantities of any method's commit, from (params, view, gradient, updates, learning rate). The rate may be None except for
+# those in NEED_RATE.
 OF_ANY_COMMIT: dict[str, Callable[..., jax.Array]] = {
     "gap": lambda params, view, *_: gap(params, view),
     "normalised_gap": lambda params, view, gradient, *_: normalised_gap(params, view, gradient),

@@ -1,6 +1,5 @@
 """Measurements of `python -m train bench devices`: overhead of the scheduler per commit, and utilisation of workers."""
 
-import functools
 import queue
 import threading
 import time
@@ -91,13 +90,16 @@ def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str
 def many_leaves(rounds: int, commits: int, console: Console) -> dict[str, dict[str, float]]:
     """Measure the bare loop with the same parameters in few and in many leaves, in turns.
 
-    The thread that commits waits for a gradient first. A long gradient evicts the thread's caches and slows the same calls.
-    Commits are therefore compared after the gradient of the most leaves, and for information after their own.
+    The thread that commits waits for a gradient first. A long gradient evicts the thread's caches, and the commit after it
+    takes longer. Commits are therefore compared after the same gradient, that of the most leaves.
 
     Returns:
-      Of each number of leaves, in microseconds per commit: ``median`` and ``mean`` of the time, and ``per second``, the
-      throughput by the mean; ``scheduler's thread``, the median processor time after the gradient of the most leaves, and
-      ``ratio``, to that of the fewest; ``after own gradient`` and ``own ratio``, the same after the gradient of these leaves.
+      For each number of leaves:
+
+      - ``median`` and ``mean`` of the time per commit in microseconds, and ``per second``, the throughput by the mean;
+      - ``scheduler's thread``, the median processor time per commit in microseconds after the gradient of the most leaves, and
+        ``ratio``, to that of the fewest leaves;
+      - ``after own gradient`` and ``own ratio``, the same after the gradient of that number of leaves.
     """
     programs = {
         leaves: programs_of({str(leaf): jnp.zeros(LEAVES_SIZE // leaves) for leaf in range(leaves)})
@@ -201,13 +203,14 @@ def utilisation(console: Console) -> dict[str, float]:
     return figures
 
 
-def evaluation(console: Console, commits: int = 600, evaluations: int = 20) -> dict[str, float]:
+def evaluation(console: Console) -> dict[str, float]:
     """Measure the commits per second without evaluations, with ``evaluate=``, and with a callback that evaluates.
 
     Workers wait in place of computing (``Faults.slow``), so that on a CPU an evaluation takes no core from a gradient. One
     evaluation takes about five gradients of a worker.
     """
-    workers, every = 4, commits // evaluations
+    workers, commits, evaluations = 4, 600, 20
+    every = commits // evaluations
     loss_fn, params, batches = gemjax.testing.quadratic()
     matrix = jnp.eye(MATRIX) / 2
     work = jax.jit(lambda: jax.lax.fori_loop(0, 40, lambda _, product: product @ matrix, matrix).sum())
@@ -249,8 +252,8 @@ def _bare(programs: Programs, count: int, before: Callable[[], Any] = lambda: No
     ``before`` is called between each gradient and its commit.
 
     Returns:
-      Two rows in seconds: the time, and the processor time of this thread for the commit and the transfers, which the
-      scheduler's thread also spends.
+      Two rows in seconds: the time, and the processor time of this thread for the commit and the transfers, the part that
+      an engine's scheduler does in its own thread.
     """
     times, report = [], None
     for _ in range(count):
@@ -266,7 +269,7 @@ def _bare(programs: Programs, count: int, before: Callable[[], Any] = lambda: No
 
 
 def _handover(count: int) -> list[float]:
-    """Return the seconds of round trips of an object to a waiting thread, the cost of any waiting in threads."""
+    """Return the seconds of round trips of an object to a waiting thread and back, which any design with threads spends."""
     there, back, spent = queue.SimpleQueue(), queue.SimpleQueue(), []
 
     def echo() -> None:
@@ -289,9 +292,9 @@ def _pieces(programs: Programs, count: int) -> dict[str, list[float]]:
     """Return the seconds of the parts of a commit, each of which is waited for."""
     spent: dict[str, list[float]] = {}
 
-    def timed(name: str, call: Callable, *, wait: bool = True) -> Any:
+    def timed(name: str, call: Callable, *args: Any, wait: bool = True) -> Any:
         began = time.perf_counter()
-        out = call()
+        out = call(*args)
         if wait:
             jax.block_until_ready(out)
         spent.setdefault(name, []).append(time.perf_counter() - began)
@@ -299,10 +302,10 @@ def _pieces(programs: Programs, count: int) -> dict[str, list[float]]:
 
     for _ in range(count // 4):
         selection = programs.select(0)
-        gradient = timed("gradient program", functools.partial(programs.compute, 0, selection))
-        timed("  of that, its dispatch on the host", functools.partial(programs.compute, 0, selection), wait=False)
-        packed, _ = timed("transfer of the gradient", functools.partial(programs.bring, gradient))
-        view, report = timed("commit + pull program", functools.partial(programs.central.commit, 0, packed, COMMIT))
-        timed("transfer of the view", functools.partial(programs.send, 0, view))
-        timed("reading the report", functools.partial(programs.read, report), wait=False)
+        gradient = timed("gradient program", programs.compute, 0, selection)
+        timed("  of that, its dispatch on the host", programs.compute, 0, selection, wait=False)
+        packed, _ = timed("transfer of the gradient", programs.bring, gradient)
+        view, report = timed("commit + pull program", programs.central.commit, 0, packed, COMMIT)
+        timed("transfer of the view", programs.send, 0, view)
+        timed("reading the report", programs.read, report, wait=False)
     return spent

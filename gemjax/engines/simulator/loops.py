@@ -35,11 +35,11 @@ def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> in
 
 
 def width_for(events: Events, batches: Any, copies: int = 1) -> int:
-    """Return the most arrivals per compiled call, and the length to which their columns are padded.
+    """Return the largest number of arrivals per compiled call, to which the columns of fewer are padded.
 
-    It is the same for traces of any length, so that these share a program, unless more than 4 MiB of padding could be needed:
-    then it is the next power of two for a shorter trace. It is smaller if the rows of ``copies`` arrivals are large, and at
-    least two, because over a single row a CPU compiles and rounds a loop differently.
+    It is 1,024 for traces of any length, so that these share a program. If the rows of ``copies`` arrivals are large, it is as
+    many as fit 256 MiB; for a shorter trace then at most the next power of two, or as many as fit 4 MiB if these are more. It
+    is at least two, because over a single row a CPU compiles and rounds a loop differently.
     """
     if not len(events.worker):
         return 2
@@ -50,20 +50,20 @@ def width_for(events: Events, batches: Any, copies: int = 1) -> int:
 
 
 def in_chunks(
-    run_chunk: Callable, state: RunState, data: PyTree, prepare: Callable, cuts: list[tuple[int, int]]
+    run_chunk: Callable, state: RunState, data: PyTree, prepare_cut: Callable, cuts: list[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], RunState, PyTree]]:
     """Run the chunks ``(begin, end)`` of arrivals; yield each with the state after it and its reports.
 
-    ``prepare(cut)`` selects the input of the next chunk, and its transfer begins, while the device computes the current one. It
-    is :func:`prepare` of this module, or several of them stacked.
+    ``prepare_cut(cut)`` selects the input of the next chunk, and its transfer begins, while the device computes the current
+    one. It calls :func:`prepare`, in a sweep once per trace.
     """
     data = _beside(state, data)
-    prepared = [_attempt(prepare, cut) for cut in cuts[:1]]
+    prepared = [_attempt(prepare_cut, cut) for cut in cuts[:1]]  # At most one; taken out, so that its memory is freed.
     for number, cut in enumerate(cuts):
         own, *columns = prepared.pop().result()
         state, reports = run_chunk(state, data if own is None else own, *columns)
         del own, columns
-        prepared += [_attempt(prepare, following) for following in cuts[number + 1 : number + 2]]
+        prepared += [_attempt(prepare_cut, following) for following in cuts[number + 1 : number + 2]]
         yield cut, state, reports
 
 
@@ -75,7 +75,7 @@ def prepare(batches: Any, events: Events, chunk_size: int, window: int, cut: tup
 
 
 def _beside(state: RunState, data: PyTree) -> PyTree:
-    """Return the data on a device: on that of the state, or on all of them, if both are bound to devices."""
+    """Put leaves of the data that are bound to a device on that of the state, or on all of them, if the state is bound, too."""
     places = {leaf.sharding for leaf in jax.tree.leaves(state) if getattr(leaf, "committed", False)}
     place = places.pop() if len({frozenset(one.device_set) for one in places}) == 1 else None
     if isinstance(place, jax.sharding.NamedSharding):
@@ -96,7 +96,10 @@ def _attempt(fn: Callable, *args: Any) -> Future:
 
 
 def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
-    """Return the arguments of a compiled loop for a chunk: the number of arrivals, and their columns and selections, padded."""
+    """Return the arguments of a compiled loop for a chunk: the number of arrivals, then their columns and selections, padded.
+
+    With ``window > 1`` the number of windows and their first arrivals are in place of the number of arrivals.
+    """
 
     def pad(column):
         column = np.asarray(column)
@@ -116,17 +119,17 @@ def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
     return np.int32(len(begins)), padded, *columns
 
 
-def windows(worker: np.ndarray, width: int) -> np.ndarray:
-    """Return the first arrival of each window: the longest one of at most ``width`` arrivals of distinct workers.
+def windows(worker: np.ndarray, window: int) -> np.ndarray:
+    """Return the first arrival of each window: the longest one of at most ``window`` arrivals of distinct workers.
 
-    >>> windows(np.array([0, 1, 2, 1, 0, 2, 2]), width=3)
+    >>> windows(np.array([0, 1, 2, 1, 0, 2, 2]), window=3)
     array([0, 3, 6], dtype=int32)
     """
     previous, _ = previous_commits(worker)
     begins, begin = [], 0
     while begin < len(worker):
         begins.append(begin)
-        again = previous[begin : begin + width] >= begin
+        again = previous[begin : begin + window] >= begin
         begin += int(np.argmax(again)) if again.any() else len(again)
     return np.array(begins, np.int32)
 
@@ -136,7 +139,7 @@ def compiled(
 ) -> Callable:
     """Return ``run_chunk(seed, state, data, *inputs(…)) -> (state, reports)``, with the state donated.
 
-    It is that of an earlier call with the same objects, whatever the seed of ``transition`` is.
+    Calls with the same objects return the same function, which is compiled once; the seed of ``transition`` may differ.
     """
     traced = batches._traced()
 
@@ -161,7 +164,7 @@ def loop(
 
 
 def _or_read(transition: Transition, arrive: Callable, state: RunState, worker: jax.Array, blocks: jax.Array) -> tuple:
-    """Return ``arrive(state)``, or if ``blocks`` are not all, the state after their read and an empty report."""
+    """Return ``arrive(state)``; if only some ``blocks`` are read, the state after that and a report of zeros."""
 
     def read(state):
         report = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(arrive, state)[1])
@@ -212,9 +215,8 @@ def _one_by_one(
 def _in_windows(
     transition: Transition, batches: Any, chunk_size: int, *, window: int, with_pulls: bool, with_reads: bool
 ) -> Callable:
-    def run_chunk(state, data, count, begins, worker, step, commits, blocks, selection):
+    def run_chunk(state, data, count, begins, *columns):
         store, join, shared = slots.split(state)
-        columns = (worker, step, commits, blocks, selection)
 
         def compute(mine, shared, worker, step, selection):
             return transition.gradient(
@@ -253,11 +255,11 @@ def _in_windows(
             store, shared, _, reports = lax.fori_loop(0, size, commit, (store, shared, own_rows, reports))
             return store, shared, reports
 
-        first = jax.tree.map(lambda column: column[0], columns)
-        mine = slots.take(store, first[0])
-        gradient = jax.eval_shape(compute, mine, shared, first[0], first[1], first[4])
-        own_rows = transition.own_rows(join(mine, shared), first[0])
-        shapes = jax.eval_shape(arrive, mine, shared, own_rows, gradient, *first[:4])[1]
+        worker, step, commits, blocks, selection = jax.tree.map(lambda column: column[0], columns)
+        mine = slots.take(store, worker)
+        gradient = jax.eval_shape(compute, mine, shared, worker, step, selection)
+        own_rows = transition.own_rows(join(mine, shared), worker)
+        shapes = jax.eval_shape(arrive, mine, shared, own_rows, gradient, worker, step, commits, blocks)[1]
         reports = _no_reports(shapes, chunk_size)
         store, shared, reports = lax.fori_loop(0, count, body, (store, shared, reports))
         return join(store, shared), reports

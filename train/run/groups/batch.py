@@ -39,7 +39,7 @@ class FinishedRun:
     history: History
     state: gemjax.RunState
     initial_loss: float
-    evaluated: Sequence[tuple[int, Any]] = ()
+    evaluated: Sequence[tuple[int, Any]]
 
 
 def run_batch(
@@ -57,8 +57,8 @@ def run_batch(
 ) -> list[Summary]:
     """Simulate `config` at every point of a grid, or of a list, and return a summary per run.
 
-    If the device cannot hold all runs at once, they are divided among several programs, and so are seeds whose workers pull
-    late at different places. A run that fails continues beside the others to its end.
+    Runs are divided among several programs if the device cannot hold all of them at once, or if workers pull late at places
+    that differ between seeds. A run that fails continues beside the others to its end.
 
     Args:
       config: what all runs share.
@@ -83,7 +83,8 @@ def run_batch(
     initial_loss = functools.cache(lambda seed: task.train_loss(task.params_of(seed), task.model_state))
     trace = functools.cache(functools.partial(cluster(config).trace, commits))
     together = alike({seed: trace(seed) for seed in seeds})
-    for part in (part for own in together for part in programs(lists | {"seed": own}, functools.partial(fit, needed))):
+    fits = functools.partial(fit, needed)
+    for part in [part for own in together for part in programs(lists | {"seed": own}, fits)]:
         runs = [(number, seed) for number in part["point"] for seed in part["seed"]]
         looked: list[list[tuple[int, Any]]] = [[] for _ in runs]
         result = gemjax.sweep(
@@ -118,9 +119,9 @@ def alike(traces: Mapping[int, gemjax.Trace]) -> list[list[int]]:
     >>> alike({0: gemjax.Trace(worker=[0, 1, 0]), 1: late, 2: gemjax.Trace(worker=[1, 0, 1])})
     [[0, 2], [1]]
     """
-    found: dict[tuple[int, bytes], list[int]] = {}
+    found: dict[bytes, list[int]] = {}
     for seed, trace in traces.items():
-        found.setdefault((len(trace), trace.events().commits.tobytes()), []).append(seed)
+        found.setdefault(trace.events().commits.tobytes(), []).append(seed)
     return list(found.values())
 
 

@@ -1,7 +1,5 @@
 """MNIST and Fashion-MNIST from their four original files, as TFDS builders."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterable, Iterator
 from pathlib import Path
