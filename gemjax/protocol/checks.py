@@ -1,6 +1,6 @@
 """Checks of arguments, and of what a rule returns; methods of your own may use them.
 
-Traced numbers pass, because ``optax.inject_hyperparams`` and sweeps trace hyper-parameters.
+Traced numbers pass, except in ``integer``, because ``optax.inject_hyperparams`` and sweeps trace hyper-parameters.
 """
 
 import math
@@ -17,8 +17,7 @@ import optax
 
 from gemjax.protocol import PyTree
 
-MOST_WORKERS = 1 << 20  # Of a trace, which needs memory for each worker, even if few commit.
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # As of a bucket, gs://name, of which a Path keeps one slash.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Such as gs://bucket, which pathlib shortens to gs:/bucket.
 KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)  # A number of each can be one of the next.
 
 
@@ -45,7 +44,7 @@ def check_positive(name: str, value: Any) -> None:
 
 def check_between(name: str, value: Any, lowest: float, highest: float) -> None:
     """Check that ``value`` is in [``lowest``, ``highest``]."""
-    if not isinstance(highest, jax.core.Tracer):
+    if not isinstance(highest, jax.core.Tracer):  # Only the clamp of gem has one that may be traced.
         _check(name, value, f"between {lowest:g} and {highest:g}", lambda: lowest <= value <= highest)
 
 
@@ -96,13 +95,13 @@ def shown(value: Any) -> str:
 
 
 def check_path(name: str, value: str | os.PathLike) -> None:
-    """Check that ``value`` is no address of a bucket or the like, in whose place a folder of that name would be made here."""
+    """Refuse an address, such as gs://bucket, which would otherwise become a local folder of that name."""
     if wrong := told_of_address(value):
         raise ValueError(f"{name} {wrong}")
 
 
 def told_of_address(path: str | os.PathLike) -> str:
-    """Return the end of a refusal if ``path`` is an address, such as that of a bucket, and "" if it is a path here."""
+    """Return why ``path`` is refused if it is an address, to follow the argument's name; "" if it is a path on this host."""
     text = os.fsdecode(path)
     if not ADDRESS.match(text) or os.path.lexists(text.partition("/")[0]):
         return ""
@@ -123,7 +122,7 @@ def check_worker(worker: Any, num_workers: int) -> Any:
     if worker is None and num_workers == 1:
         return 0
     if isinstance(worker, jax.core.Tracer):
-        return worker.astype(jnp.int32) if worker.dtype.itemsize < 4 else worker  # Too narrow to count all rows.
+        return worker if worker.dtype.itemsize >= 4 else worker.astype(jnp.int32)  # Too narrow to count all rows.
     return integer("worker", worker, 0, num_workers - 1)
 
 
@@ -136,7 +135,7 @@ def check_method(name: str, value: Any) -> None:
 
 
 def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
-    """Return ``tx`` so that it accepts extra arguments, which ``optax.MultiSteps`` passes on although its type hides that."""
+    """Return ``tx`` so that it accepts extra arguments. ``MultiSteps`` passes them to its rule, though its type hides that."""
     if isinstance(getattr(tx.update, "__self__", None), optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
     return optax.with_extra_args_support(tx)
@@ -170,7 +169,7 @@ def check_alike(what: str, found: PyTree, expected: PyTree, may_be: Callable[[An
       what: name of the first one.
       found: the first one.
       expected: the second one.
-      may_be: True of a leaf and the expected one if its dtype is accepted; default: any dtype.
+      may_be: ``may_be(leaf, expected)`` returns True if the leaf's dtype is accepted; default: any dtype is.
 
     Raises:
       ValueError: if they differ; the message names the first difference.

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gemjax.protocol.checks import MOST_WORKERS, integer
+from gemjax.protocol.checks import integer
 from gemjax.protocol.delays import rows_of_commits, rows_of_table
 
 FORMAT = "gemjax.trace.1"
+MOST_WORKERS = 1 << 20  # A trace needs memory for each worker, even if few commit.
 COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
 
 

@@ -14,7 +14,7 @@ from train.config.policy import POLICY
 
 MOST_LISTED = 20  # Choices in a message; more are in the help.
 RESOURCES = ("worker_cpus", "worker_gpus", "worker_tpus")  # What Ray reserves per worker.
-# Fields with what their values must be, where nothing else refuses others at once; None is always possible.
+# Ranges of fields whose wrong values nothing else would refuse at the start; None always passes.
 RANGES = (
     (
         ("workers", "batch_size", "period", "pool", "image_size", "central_devices", "worker_devices"),
@@ -28,6 +28,8 @@ RANGES = (
         "must be finite and not negative",
     ),
     (("epochs", "width", "eval_seconds", "variation"), lambda value: 0 < value < math.inf, "must be positive and finite"),
+    (("decay_epochs",), lambda epochs: all(0 <= epoch < math.inf for epoch in epochs), "must be finite and not negative"),
+    (("decay_factor",), lambda value: 0 < value <= 1, "must be in (0, 1]"),
     (("test_share",), lambda value: 0 < value < 1, "must be in (0, 1)"),
     (("momentum", "local_momentum", "dropout"), lambda value: 0 <= value < 1, "must be in [0, 1)"),
 )  # fmt: skip
@@ -61,7 +63,7 @@ def one_of(name: str, choices: Iterable[str]) -> str:
     '10 or another name that --help lists'
     """
     choices = list(choices)
-    near = difflib.get_close_matches(str(name), choices, n=1)
+    near = difflib.get_close_matches(name, choices, n=1)
     if len(choices) > MOST_LISTED:
         return f"{near[0]} or another name that --help lists" if near else "a name that --help lists"
     return f"one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else "")
@@ -90,10 +92,12 @@ def check_values(config: Any) -> None:
     given = changed(config)
     for name, other, values in NEEDS:
         if name in given and (found := getattr(config, other)) not in values:
-            able = either([str(value) for value in values])
-            raise ValueError(f"{flag(name)} acts only with {flag(other)} {able}; {flag(other)} is {found}")
+            able = f"with {flag(other)} {either([str(value) for value in values])}"
+            able = f"without {flag(other)}" if values == [None] else able
+            raise ValueError(f"{flag(name)} acts only {able}; {flag(other)} is {found}")
     if "quorum" in given and config.engine == "simulate" and not config.cluster.endswith("barrier"):
-        raise ValueError(f"--quorum acts in a simulation only with --cluster barrier; --cluster is {config.cluster}")
+        able = "--cluster barrier, heterogeneous_barrier or tiered_barrier"
+        raise ValueError(f"--quorum acts in a simulation only with {able}; --cluster is {config.cluster}")
     if (useless := given & {"test_share", "image_size"}) and not is_own(config.dataset):
         raise ValueError(
             f"{flag(min(useless))} acts only with a file or folder of your own; --dataset is {config.dataset}"

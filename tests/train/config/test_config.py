@@ -52,6 +52,8 @@ def test_configurations_survive_json(tmp_path):
         ("dropout", {"dataset": "mnist", "dropout": -0.1}),
         ("weight_decay", {"weight_decay": -1.0}),
         ("warmup_epochs", {"warmup_epochs": float("inf")}),
+        ("decay_epochs", {"decay_epochs": (1.0, -2.0)}),
+        ("decay_factor", {"decay_epochs": (1.0,), "decay_factor": 10.0}),
         ("width", {"width": 0.0}),
         ("variation", {"engine": "simulate", "variation": 0.0}),
         ("eval_seconds", {"engine": "simulate", "eval_seconds": float("nan")}),
