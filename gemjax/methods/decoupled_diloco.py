@@ -63,7 +63,7 @@ def merge_quorum(
     """Apply ``inner`` to the merge of every ``count`` displacements, weighted by the work behind them.
 
     The atom of :func:`gemjax.decoupled_diloco`, whose docstring explains the mathematics. It goes before the learning rate in a
-    chain; between two steps its output is zero and ``inner`` is not called.
+    chain; between two steps its output is zero and the state of ``inner`` does not change.
 
     Reductions: with ``merge="mean"``, equal numbers of local steps and no ``tokens`` it is ``optax.MultiSteps``; with
     ``count=1`` it is ``inner``.
@@ -77,7 +77,7 @@ def merge_quorum(
     Returns:
       A transformation that keeps one copy of the parameters centrally besides the state of ``inner``. It needs the extra
       argument ``local_steps`` and, with ``tokens``, ``worker``. Engines supply both; inside of :func:`gemjax.asynchronous`
-      ``local_steps`` is 1 by default where no member expects displacements.
+      ``local_steps`` is 1 if it is not given and no member expects displacements.
 
     Raises:
       ValueError: if ``count`` is not positive, ``merge`` unknown or ``tokens`` not positive.
@@ -199,8 +199,8 @@ def decoupled_diloco(
     :func:`gemjax.streaming_diloco`; with one fragment, too, :func:`gemjax.diloco`.
 
     Args:
-      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable (K
-        per fragment and outer step); default 0.7. The local optimizer has its own rate.
+      learning_rate: η of the outer step, a non-negative float or a schedule over commits of the central variable, K of
+        which make an outer step of a fragment; default 0.7. The local optimizer has its own rate.
       momentum: γ in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
       buffer_size: K, the quorum: commits per step of a fragment, a positive int; ``None`` (default) is N.
@@ -241,7 +241,7 @@ def decoupled_diloco(
 
     Deviations from the paper:
       1. A quorum has exactly K displacements, several of which may come from one worker. Those that arrive in a grace window
-         are merged with the next quorum; ``gemjax.Policy(quorum=K, grace=…)`` gathers them before the first of them commits.
+         belong to the next quorum; ``gemjax.Policy(quorum=K, grace=…)`` waits for them before it commits any.
       2. A worker pulls a fragment after its own displacement of it, not whenever the fragment has moved.
       3. All tensors are merged alike. The implementation takes plain means of embeddings.
       4. Sums are kept in float32 where the parameters are narrower.

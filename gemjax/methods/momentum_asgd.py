@@ -43,7 +43,7 @@ class OwnLookAhead(NamedTuple):
         return LookAhead(self.velocity, self.rate * self.steps.value)
 
     def on_pull(self, params: Any, view: Any, moved: jax.Array) -> tuple:
-        """Subtract the worker's number of velocities from the view."""
+        """Subtract ``rate * steps`` velocities, the worker's distance, from the view."""
         return self, *self.resolved().on_pull(params, view, moved)[1:]
 
 
@@ -77,26 +77,28 @@ def look_ahead_momentum(
     """
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)
-    if horizon is not None and not callable(horizon):
-        check_at_least("horizon", horizon, 0.0)
     steps_ahead = momentum if horizon is None else horizon
+    own_steps = steps_ahead if callable(steps_ahead) else None  # From the staleness; None if all workers have the same.
+    if own_steps is None:
+        check_at_least("horizon", steps_ahead, 0.0)
 
     def init_fn(params) -> Any:
         velocity, nothing = optax.tree.zeros_like(params), jnp.zeros([])
-        ahead = OwnLookAhead(velocity, nothing, Slots(nothing)) if callable(horizon) else LookAhead(velocity, nothing)
+        ahead = OwnLookAhead(velocity, nothing, Slots(nothing)) if own_steps else LookAhead(velocity, nothing)
         return LookAheadMomentumState(count=jnp.zeros([], jnp.int32), ahead=ahead)
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, observe=None, **extra_args) -> Any:
         del params, extra_args
         velocity = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, state.ahead.velocity, updates)
         step = rate_at(learning_rate, state.count)
-        if callable(steps_ahead):
+        if own_steps:
             require_protocol("look_ahead_momentum", staleness=staleness)
-            ahead = OwnLookAhead(velocity, step, Slots(jnp.asarray(steps_ahead(staleness), step.dtype)))
+            ahead = OwnLookAhead(velocity, step, Slots(jnp.asarray(own_steps(staleness), step.dtype)))
+            resolved = ahead.resolved()
         else:
-            ahead = LookAhead(velocity, step * jnp.asarray(steps_ahead, step.dtype))
+            ahead = resolved = LookAhead(velocity, step * jnp.asarray(steps_ahead, step.dtype))
         if observe is not None:
-            observe("look_ahead", (ahead.resolved() if isinstance(ahead, OwnLookAhead) else ahead).length)
+            observe("look_ahead", resolved.length)
         return velocity, LookAheadMomentumState(jnp.asarray(optax.safe_increment(state.count)), ahead)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
