@@ -14,6 +14,7 @@ from engines.problems import poisoned
 
 import gemjax
 from gemjax.callbacks import BestCheckpoint
+from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.testing import Faults
 
 simulated = functools.partial(gemjax.simulate, GEM, *QUADRATIC[:3])
@@ -184,6 +185,18 @@ def test_a_function_may_decline():
     result = run(evaluate=lambda params, model_state: next(made), evaluate_every=10)
     assert result.evaluations["commit"].tolist() == [10, 30]
     np.testing.assert_array_equal(result.evaluations["accuracy"], [np.nan, 0.5])
+
+
+def test_a_continued_run_without_evaluate_has_those_before_it_throughout(monkeypatch):
+    """Its callback and its checkpoints get them, not its result alone."""
+    first, seen, saved = run(num_commits=20, evaluate=norm, evaluate_every=10), [], []
+    monkeypatch.setattr(Saving, "is_due", lambda self, commits: True)
+    monkeypatch.setattr(Saving, "save", lambda self, reached: saved.append(reached.evaluations))
+    run(num_commits=40, state=first, callback=lambda progress: seen.append(progress.evaluations))
+    assert seen
+    assert saved
+    for evaluations in (*seen, *saved):
+        assert evaluations["commit"].tolist() == [10, 20]
 
 
 def test_a_continued_run_has_those_of_both_parts():

@@ -19,7 +19,7 @@ from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.roster import INFINITY, Commit, Confirm, Dispatch, Interrupt, Pull, Read, Record, Roster
 from gemjax.engines.result import Callback, Evaluated, Progress, Result, RunFailedError, RunWarning
 from gemjax.engines.running.checkpoints.saving import Saving
-from gemjax.engines.running.evaluation import Evaluator
+from gemjax.engines.running.evaluation import Evaluation, Evaluator
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.running.progress import ProgressLine
 from gemjax.protocol.local_steps import PeriodsEndError
@@ -38,6 +38,7 @@ class Options:
     stops: list[int]  # In increasing order.
     progress: bool
     saving: Saving
+    evaluation: Evaluation
 
 
 class Scheduler:
@@ -78,8 +79,7 @@ class Scheduler:
             self.history.on_refusal = self.roster.refused
             self.line.start(self.history.commits)
             options.saving.start(self.history.commits)
-            if self.evaluator is not None:
-                self.evaluator.evaluation.begin(self.history.commits)
+            options.evaluation.begin(self.history.commits)
             try:
                 stopped = self._loop()
             except BaseException:
@@ -248,7 +248,7 @@ class Scheduler:
 
     def may_be_due(self, more: int = 0) -> bool:
         """Return True if an evaluation is due after the commits known so far, if all pending ones and ``more`` are applied."""
-        return self.evaluator is not None and self.roster.clock + more >= self.evaluator.evaluation.due
+        return self.evaluator is not None and self.roster.clock + more >= self.options.evaluation.due
 
     def evaluate(self) -> None:
         """Hand a copy of the central variable to the evaluator."""
@@ -267,7 +267,7 @@ class Scheduler:
                 raise made.error
             if made.values is None:
                 continue
-            self.evaluator.evaluation.add(made.evaluated.commit, made.at, made.values)
+            self.options.evaluation.add(made.evaluated.commit, made.at, made.values)
             self.history.event(
                 "evaluation", self.history.at(made.began), commits=made.evaluated.commit, seconds=round(made.seconds, 6)
             )
@@ -280,7 +280,7 @@ class Scheduler:
         if self.evaluator is None:
             return
         self.history.read_all()
-        if self.evaluator.evaluation.is_missing(self.history.commits):
+        if self.options.evaluation.is_missing(self.history.commits):
             self.evaluate()
         with self.held.open():
             self.record_evaluations(wait=True)
@@ -327,8 +327,8 @@ class Scheduler:
         with self.pausing():
             with self.held.open():
                 self.record_evaluations(wait=True)
-            evaluations = {} if self.evaluator is None else self.evaluator.evaluation.columns()
             history, trace = self.history.history(), self.history.trace()
+            evaluations = self.options.evaluation.columns()
             result = Result(self.programs.gather(), history, trace, stopped=True, evaluations=evaluations)
             self.options.saving.save(result)
 
@@ -345,7 +345,7 @@ class Scheduler:
                 state=self.programs.gather,
                 trace=self.history.trace,
                 history=self.history.history(new=True),
-                evaluations={} if self.evaluator is None else self.evaluator.evaluation.columns(),
+                evaluations=self.options.evaluation.columns(),
                 evaluated=tuple(self.evaluated),
                 evaluates=self.evaluator is not None,
             )

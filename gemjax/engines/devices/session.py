@@ -61,7 +61,6 @@ class Run(Options):
     recorded: Trace | None
     earlier: History
     log: EventLog | None
-    evaluation: Evaluation
 
     @property
     def num_workers(self) -> int:
@@ -182,8 +181,8 @@ def prepare(
         raise ValueError(f"members are for {members.num_workers} workers, but the run has {num_workers}")
     return Run(
         num_commits, policy, members, callback, callback_every, seconds, sorted(map(int, stops)), progress, saving,
-        transition, params, model_state, state, recorded, earlier, log,
         Evaluation(evaluate, evaluate_every, num_commits, evaluations),
+        transition, params, model_state, state, recorded, earlier, log,
     )  # fmt: skip
 
 
