@@ -1,6 +1,6 @@
 """Parts of a claim's picture: lines with intervals, published numbers, curves along a run. Colours are those of the methods."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,13 @@ from train.claims.results import Measured
 from train.task import cluster as pace
 
 PAPER: dict[str, Any] = {"color": "0.8", "lw": 2.8, "zorder": 1.5, "solid_capstyle": "round"}  # Published curves.
-HOLLOW = PAPER | {"marker": "o", "ms": 8, "mec": "0.8"}  # Published points.
+PAPER_POINTS = PAPER | {"marker": "o", "ms": 8, "mec": "0.8"}  # Published points.
 MARKERS = "osD^vP*X"
 WORDS = {
     "train_loss": "training loss at the end",
     "test_loss": "test loss",
     "test_accuracy": "test accuracy (%)",
     "test_error": "test error (%)",
-    "pi_median": "median of π",
-    "gap": "gap (RMS)",
-    "time": "virtual time",
 }
 
 
@@ -41,21 +38,25 @@ def shades(color: Any, count: int) -> list[tuple[float, ...]]:
 
 
 def grey(color: Any) -> bool:
-    """Return True if a colour is as good as grey, which is that of published curves."""
+    """Return True for a grey, which is the colour of published curves, and for colours close to one."""
     return bool(np.ptp(to_rgb(color)) <= 0.1)
 
 
 def looks(measured: Measured) -> dict[str, dict[str, Any]]:
     """Return colour, marker and line of each series: those of its method, in shades where several series share one."""
+    # Reversed: methods that the claim names first are drawn last, above the others.
     methods = {run.series: run.config.method for run, _ in reversed(measured.records)}
     alone = {run.series for run, _ in measured.records if run.config.workers == 1}
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    taken = {look(method)["marker"] for method in methods.values()}
     for method in dict.fromkeys(methods.values()):
         alike = [series for series in measured.series if methods[series] == method]
         alike.sort(key=lambda series: series in alone)  # The method's own colour is for its asynchronous runs.
         own = look(method)
         for index, (series, color) in enumerate(zip(alike, shades(own["color"], len(alike)), strict=True)):
-            found[series] = own | {"color": color} | ({"marker": MARKERS[index % len(MARKERS)]} if index else {})
+            free = [marker for marker in MARKERS if marker not in taken] if index else []
+            found[series] = own | {"color": color, "marker": (free or [own["marker"]])[0]}
+            taken.add(found[series]["marker"])
     return found
 
 
@@ -64,7 +65,7 @@ def lines(
     measured: Measured,
     what: str = "train_loss",
     paper: Mapping[str, Mapping[Any, float]] | None = None,
-    series: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
     label: str = "",
     styles: Mapping[str, Mapping[str, Any]] | None = None,
     aside: float = 0.0,
@@ -73,20 +74,21 @@ def lines(
 ) -> None:
     """Draw a line per series over its points, with the range over seeds.
 
-    Published numbers are grey. A point with seeds that are not finite, or with more than ten times the loss of initial
-    parameters, is a cross at the upper edge (the lower edge for accuracies); a hollow point is the mean of its other seeds.
-    `label` replaces the names of the series, `styles` their looks. On a logarithmic axis the series lie side by side, each a
-    factor of 1 + `aside` from the next. The horizontal axis is `along`, logarithmic if `log` is set.
+    Published numbers are grey. A seed fails if its value is not finite, or a training loss above ten times that of the initial
+    parameters. A point with such seeds has a cross at the upper edge (the lower edge for accuracies), and a hollow point at the
+    mean of its other seeds. `only` names the series to draw (default: all), `label` replaces their names, `styles` their looks.
+    On a logarithmic axis the series lie side by side, each a factor of 1 + `aside` from the next. The horizontal axis is
+    `along`, logarithmic if `log` is set.
     """
     edge = 0.03 if what == "test_accuracy" else 0.97
     factor = 100.0 if what in ("test_accuracy", "test_error") else 1.0
-    styles = {name: style for name, style in (styles or looks(measured)).items() if series is None or name in series}
+    styles = {name: style for name, style in (styles or looks(measured)).items() if only is None or name in only}
     for index, (name, style) in enumerate(styles.items()):
         points = measured.points(name)
         at = np.array(points) * (1 + aside) ** (index - (len(styles) - 1) / 2)
         if paper and name in paper and measured.full:
             known = sorted(paper[name])
-            axes.plot(known, [factor * paper[name][x] for x in known], **HOLLOW | {"marker": style["marker"]})
+            axes.plot(known, [factor * paper[name][x] for x in known], **PAPER_POINTS | {"marker": style["marker"]})
         values = [factor * np.array(_values(measured, what, name, point)) for point in points]
         most = [10 * measured.chance(name, point) if what == "train_loss" else np.inf for point in points]
         kept = [one[np.isfinite(one) & (one <= top)] for one, top in zip(values, most, strict=True)]
@@ -102,8 +104,8 @@ def lines(
             at[~good], np.full((~good).sum(), edge), "x", color=style["color"], mew=1.8,
             transform=axes.get_xaxis_transform(),
         )  # fmt: skip
-    axes.set_ylabel(WORDS.get(what, what))
-    points_axis(axes, sorted({point for name in styles for point in measured.points(name)}), along, log=log)
+    axes.set_ylabel(WORDS[what])
+    points_axis(axes, {point for name in styles for point in measured.points(name)}, along, log=log)
 
 
 def level(axes: Axes, points: Sequence[float], value: float, label: str) -> None:
@@ -142,9 +144,9 @@ def workers(count: float) -> str:
     return f"{count:g} worker{'s' * (count > 1)}"
 
 
-def points_axis(axes: Axes, points: Sequence[float], label: str, *, log: bool = True) -> None:
+def points_axis(axes: Axes, points: Iterable[float], label: str, *, log: bool = True) -> None:
     """Put the ticks of the horizontal axis at the points."""
-    ticks_at(axes, [float(point) for point in points], log=log)
+    ticks_at(axes, points, log=log)
     axes.set_xlabel(label)
 
 
@@ -155,7 +157,7 @@ def means(axes: Axes, x: Any, seeds: np.ndarray, color: Any, **looks: Any) -> No
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the vertical axis logarithmic with plain numbers at 1, 2 and 5, or more if those are fewer than four."""
+    """Make the vertical axis logarithmic, with ticks at 1, 2 and 5 in each decade, or at more digits if these are few."""
     shared = [line for one in axes.get_shared_y_axes().get_siblings(axes) for line in one.lines]
     drawn = [np.asarray(line.get_ydata(), float) for line in shared if line.get_transform() == line.axes.transData]
     if not any((values > 0).any() for values in drawn):  # Every run failed.
@@ -180,7 +182,7 @@ def curve(
     """Draw a curve along the run, the mean over seeds, in a band of their range.
 
     `per` is the unit of the horizontal axis: commits per `worker`, data `epoch`s of all workers, or each worker's `own epoch`s.
-    At full scale a grey band has edges only: it would be taken for a curve of the paper.
+    At full scale a grey band is not filled, because a filled one looks like a curve of the paper.
     """
     commits, values = measured.curve(what, series, point, kind)
     config = next(run.config for run, _ in measured.records if (run.series, run.point) == (series, point))
@@ -198,7 +200,7 @@ def curve(
         band(axes, commits[known] / over, low, high, style["color"], **looks)
     axes.set(
         xlabel=AXES[per],
-        ylabel={"train_loss": "training loss"}.get(what, WORDS.get(what, what)),
+        ylabel={"train_loss": "training loss"}.get(what, WORDS[what]),
     )
 
 

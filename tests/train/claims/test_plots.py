@@ -48,6 +48,12 @@ def test_a_point_whose_seeds_all_failed_is_a_cross_alone():
     assert crosses.get_xdata().tolist() == [4]
 
 
+def test_series_of_one_picture_have_different_markers():
+    methods = {"a": "asgd", "b": "asgd", "c": "gem", "d": "gem"}
+    runs = [(PlannedRun(name, 2, dataclasses.replace(CONFIG, method=of)), {}) for name, of in methods.items()]
+    assert len({look["marker"] for look in plots.looks(Measured("cpu", runs)).values()}) == 4
+
+
 @pytest.mark.parametrize("accuracies", [(0.8, 0.9), (0.7,)])
 def test_a_point_without_failures_has_neither(accuracies):
     _, line, hollow, crosses = drawn(measured(two=accuracies))

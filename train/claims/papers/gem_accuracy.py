@@ -62,7 +62,7 @@ def draw(figure, measured, plots) -> list:
     plots.log_axis(left)
     if measured.full:
         right.set_ylim(98.0, 99.6)
-        right.plot([right.get_xlim()[1] / 1.05], [100 * PUBLISHED], label="paper, at the end", **plots.HOLLOW)
+        right.plot([right.get_xlim()[1] / 1.05], [100 * PUBLISHED], label="paper, at the end", **plots.PAPER_POINTS)
     else:
         right.set_ylim(top=min(100.0, right.get_ylim()[1]))
     return [left, right]

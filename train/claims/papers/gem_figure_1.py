@@ -92,11 +92,11 @@ def draw(figure, measured, plots) -> list:
     for column, (series, statement) in enumerate(zip(SERIES, judge(measured), strict=True)):
         axes, points = above[column], measured.points(series)
         if measured.full:
-            axes.plot(*zip(*PAPER["train_loss"][series].items(), strict=True), label="paper", **plots.HOLLOW)
+            axes.plot(*zip(*PAPER["train_loss"][series].items(), strict=True), label="paper", **plots.PAPER_POINTS)
         if measured.full and series == PLAIN:
             ends = [at_end("1b", n) for n in points]
-            axes.plot(points, ends, label="paper, 1b", **plots.HOLLOW | {"ls": ":", "marker": "s"})
-        plots.lines(axes, measured, series=(series,), label="ours")
+            axes.plot(points, ends, label="paper, 1b", **plots.PAPER_POINTS | {"ls": ":", "marker": "s"})
+        plots.lines(axes, measured, only=(series,), label="ours")
         judged = ", 5 and 10" if measured.full and series == PLAIN else ""
         axes.set_title(f"{series}{judged}\n{statement.verdict}")
         plots.fan(below[column], measured, series, functools.partial(curve, CURVES[series]))

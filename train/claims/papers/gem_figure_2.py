@@ -84,7 +84,7 @@ def draw(figure, measured, plots) -> list:
     left.set_title(f"training is stable: {verdicts[0]}")
     right.set_ylim(max(right.get_ylim()[0], 96.0 if measured.full else 80.0), 100)
     if measured.full:
-        right.plot([right.get_xlim()[1] / 1.05], [100 * PUBLISHED], label="paper, at the end", **plots.HOLLOW)
+        right.plot([right.get_xlim()[1] / 1.05], [100 * PUBLISHED], label="paper, at the end", **plots.PAPER_POINTS)
         right.set_title(f"{100 * PUBLISHED:.2f} %: {verdicts[1]}")
     return [left, right]
 

@@ -144,7 +144,7 @@ def draw(figure, measured, plots) -> list:
     if measured.full:
         left.set_xlim(0, SECONDS)
     plots.log_axis(left)
-    right.plot(points, points, **plots.HOLLOW, label="paper")
+    right.plot(points, points, **plots.PAPER_POINTS, label="paper")
     right.plot(points, [gained[n] for n in points], **style, label="ours")
     plots.points_axis(right, points, "workers")
     right.set_yscale("log", base=2)

@@ -74,7 +74,7 @@ def draw(figure, measured, plots) -> list:
     color = plots.looks(measured)[measured.series[0]]["color"]
     if measured.full:
         paper = PAPER["train_loss"][series]
-        left.plot([*paper], [*paper.values()], label="paper", **plots.HOLLOW)
+        left.plot([*paper], [*paper.values()], label="paper", **plots.PAPER_POINTS)
     styles = {series: plots.looks(measured)[series] | {"color": color}}
     plots.lines(left, measured, styles=styles, label="ours", along="κ", log=False)
     plots.log_axis(left)
