@@ -200,6 +200,7 @@ def test_a_barrier_of_all_is_the_default():
     assert Barrier(Gamma(3), quorum=3).trace(40) == Barrier(Gamma(3)).trace(40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_workers", "gain", "best"), [(4, 1.30, 3), (16, 1.54, 10), pytest.param(64, 1.80, 40, marks=pytest.mark.slow)]
 )

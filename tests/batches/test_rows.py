@@ -158,6 +158,7 @@ class Beyond(gemjax.batches.Rows):
         return np.stack([np.full_like(rows, 3), rows], 1).astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [-1, pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "local",

@@ -28,6 +28,7 @@ class Sines:
         return {"x": jnp.sin(jnp.asarray(float(number)))}
 
 
+@pytest.mark.slow
 def test_threads_read_with_the_settings_of_the_run(x64):
     loss_fn, trace = lambda params, batch: jnp.mean((params - batch["x"]) ** 2), gemjax.arrivals.Gamma(N).trace(30)
     tx, zero = gemjax.asgd(0.1, N), jnp.zeros([])

@@ -76,6 +76,7 @@ def test_a_run_on_devices_ends_between_two_commits(where, monkeypatch):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, 1e-4, 1e-6), replayed.params, found.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_finished_run_on_devices_has_its_result_also_if_it_is_interrupted_then(times, monkeypatch):
     gather = commits.CentralPrograms.reached

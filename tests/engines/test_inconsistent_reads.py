@@ -62,6 +62,7 @@ def test_the_compiled_loop_and_the_plain_one_agree(make, x64):
     assert_close(found.params, plain, rtol=1e-10)
 
 
+@pytest.mark.slow
 @every_method("gem", only=distinct, each_kind=True)
 def test_one_block_or_no_span_changes_no_bit(make, x64):
     problem, model = problem_of(make), arrivals.Gamma(N)
@@ -72,6 +73,7 @@ def test_one_block_or_no_span_changes_no_bit(make, x64):
         jax.tree.map(np.testing.assert_array_equal, found.opt_state, plain.opt_state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 3])
 def test_stopping_and_windows_change_nothing(window, x64):
     make, problem, trace = lambda n: gemjax.gem(0.05, num_workers=n), mlp(jnp.float64), MODELS["sweep"].trace(30)
@@ -86,6 +88,7 @@ def test_stopping_and_windows_change_nothing(window, x64):
     assert_close(bare.params, whole.params, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_rates_is_its_simulations(x64):
     problem, trace = quadratic(), MODELS["scattered"].trace(20)
     make = lambda rate: gemjax.asgd(rate, num_workers=N)

@@ -9,6 +9,7 @@ from engines.entrances import PARAMS, asgd, every_engine, run, squares
 import gemjax
 
 
+@pytest.mark.slow
 @every_engine
 @pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
 def test_metrics_may_be_numbers_of_python(engine, local):

@@ -119,6 +119,7 @@ def test_a_run_continues_from_its_checkpoint_bit_for_bit(tmp_path):
     assert_same_bits(keys.as_data(simulated(trace, given, state=state).state), keys.as_data(whole.state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "average", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["replaced", "averaged"]
 )

@@ -51,6 +51,7 @@ def times_seen(result):
     return dict(zip(*map(np.ndarray.tolist, np.unique(-np.asarray(result.params), return_counts=True)), strict=True))
 
 
+@pytest.mark.slow
 @ENGINES
 def test_no_row_is_skipped_after_a_longer_period(run):
     result = run(50, local=count(8), state=run(20, local=count(8), state=run(10, local=count(4))))
@@ -59,6 +60,7 @@ def test_no_row_is_skipped_after_a_longer_period(run):
     assert times_seen(longest) == {1: ROWS}
 
 
+@pytest.mark.slow
 @ENGINES
 def test_a_resumed_run_is_that_of_a_table_of_all_periods(run):
     """Rows, keys and the local optimizer are those of one run whose periods change on the way."""
@@ -127,8 +129,12 @@ def test_another_period_of_a_shared_stream_is_refused(run):
 
 
 @pytest.mark.parametrize("run", [simulated, on_devices])
-@pytest.mark.parametrize("wrap", [lambda batches: batches, gemjax.OnHost], ids=["on device", "on host"])
-@pytest.mark.parametrize("kind", [gemjax.Epochs, gemjax.Stream])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda batches: batches, pytest.param(gemjax.OnHost, marks=pytest.mark.slow)],
+    ids=["on device", "on host"],
+)
+@pytest.mark.parametrize("kind", [gemjax.Epochs, pytest.param(gemjax.Stream, marks=pytest.mark.slow)])
 def test_another_batch_size_is_refused(kind, wrap, run):
     first = run(10, batches=wrap(kind(DATA, 1)), tx=gemjax.asgd(0.1))
     with pytest.raises(ValueError, match="has made its steps on batches of 1 rows, but batches= has 2 per batch"):

@@ -66,7 +66,7 @@ def interruptible(loss_fn, tx, local, length=6):
 
 ENGINES = [
     pytest.param(simulated, method, id="simulate"),
-    pytest.param(in_one_batch, makes, id="sweep in one batch"),
+    pytest.param(in_one_batch, makes, id="sweep in one batch", marks=pytest.mark.slow),
     pytest.param(one_by_one, makes, id="sweep one by one", marks=pytest.mark.nightly),
     pytest.param(on_devices, method, id="devices"),
     pytest.param(interruptible, method, id="devices, interruptible", marks=pytest.mark.nightly),
@@ -102,6 +102,7 @@ def test_another_seed_compiles_nothing():
     assert programs() == before
 
 
+@pytest.mark.slow
 def test_objects_of_an_address_that_was_another_objects_are_others():
     tx, trace = gemjax.asgd(0.1, num_workers=2), gemjax.Trace([0, 1, 1])
     for value in range(30):  # Each loss is freed, but for those that are kept; so addresses come again.

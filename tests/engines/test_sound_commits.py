@@ -80,6 +80,7 @@ def assert_as_without(make, trace, result):
         assert_close(found.rows, expected.rows, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", pytest.param("yellowfin", marks=pytest.mark.nightly)])
 def test_one_large_gradient_does_not_ruin_the_central_variable(name, window):
@@ -246,6 +247,7 @@ def test_a_run_most_of_whose_last_commits_were_rejected_warns():
         gemjax.simulate(tx, noisy, params, lambda worker, step: step, trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e20])
 def test_a_run_that_converges_does_not_warn(scale):
     """Warnings are errors in tests."""

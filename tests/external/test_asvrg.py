@@ -86,6 +86,7 @@ def test_reads_two_gradients_and_writes_in_its_order(threads, x64):
     assert int(result.state.dropped) == refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 4])
 def test_it_converges_at_a_constant_rate_where_asgd_stalls(threads, x64):
     rng = np.random.default_rng(8)

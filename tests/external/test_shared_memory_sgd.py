@@ -27,6 +27,7 @@ def fleet(staleness, num_threads):
     return math.exp(-beta * staleness)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [4, 16])
 def test_tail(threads):
     """Samples of iterations 10 n to 15 n of n threads; each factor is theirs less the share of the same staleness."""

@@ -99,6 +99,7 @@ def test_what_needs_no_rounding_passes_unchanged(x64):
         np.testing.assert_array_equal(found, given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [round_to("int8"), sparsify(keep=0.25, decay=1.0)], ids=["int8", "top-k"])
 def test_nothing_is_lost_but_late(x64, part):
     """With decay 1 what was sent and what is kept of a worker add up to its gradients."""

@@ -51,6 +51,7 @@ def test_each_meets_one_other_and_over_time_all(num_workers):
     assert all(len({*column}) >= num_workers - 1 for column in met.T.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_alone_or_as_two_in_rounds_it_is_diloco_with_heavy_ball(x64, num_workers):
     trace = gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(num_workers)).trace(20 * num_workers)

@@ -70,6 +70,7 @@ def test_without_asynchronous_its_state_is_not_stacked():
         jax.tree.map(np.testing.assert_array_equal, updates, others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [gemjax.rules.tune_momentum(4), optax.chain(gemjax.rules.drop_stale(2), optax.sgd(0.1))],

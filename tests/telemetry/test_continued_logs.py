@@ -11,6 +11,7 @@ from gemjax.telemetry import eventlog
 from gemjax.telemetry.eventlog import EventLog
 
 
+@pytest.mark.slow
 def test_a_run_is_refused_a_log_that_another_one_writes(tmp_path):
     """The events of both would be mixed, and neither could be read."""
     path = tmp_path / "log.jsonl"
@@ -61,6 +62,7 @@ def another_run(path):
     return {"num_commits": 12, "state": gemjax.simulate(gemjax.asgd(0.1, num_workers=2), *testing.quadratic(), order)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "refused"),
     [

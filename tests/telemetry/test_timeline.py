@@ -123,6 +123,7 @@ def test_a_history_gives_the_same_timeline_as_a_log(tmp_path):
     assert of_log.central.startswith("cpu:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simulated_first", [True, False])
 def test_of_a_run_that_was_simulated_in_part_the_measured_part_is_told(simulated_first, tmp_path):
     """Seconds and units of the simulation were added up, so workers that took turns were said to overlap."""

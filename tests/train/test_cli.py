@@ -113,6 +113,7 @@ def test_a_wrong_command_line_is_answered_in_one_line(argv, name, capsys, tmp_pa
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [[], ["sweep"]], ids=["run", "sweep"])
 def test_another_folder_or_other_data_than_those_that_are_resumed_are_refused(tmp_path, capsys, command):
     Config().save(tmp_path / "config.json")

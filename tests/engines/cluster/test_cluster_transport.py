@@ -69,6 +69,7 @@ class Slow(types.ModuleType):
         return getattr(self.module, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "function", "column"),
     [(actor, "jax", "device_put", "to_device"), (actor, "np", "asarray", "to_host"), (programs, "np", "asarray", "to_host"),

@@ -64,6 +64,7 @@ def test_a_run_begins_with_the_workers_that_are_placed_and_the_others_join(full,
     assert_close(result.params, gemjax.simulate(ASGD, *QUADRATIC[:3], result.trace).params, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_may_end_without_them_and_the_next_one_has_them(full):
     with begun(N) as cluster:
         first = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 8, cluster=cluster)

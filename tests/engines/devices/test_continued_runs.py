@@ -61,6 +61,7 @@ def test_a_run_is_continued_after_faults_and_rejections():
     assert_close(second.params, replay(second).params, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param("asgd", marks=pytest.mark.nightly), "ringmaster"])
 def test_a_simulated_run_with_rejected_or_dropped_commits_is_continued_on_devices(method):
     """Their rows are in the trace of the simulation, and not in that of the run that continues it."""

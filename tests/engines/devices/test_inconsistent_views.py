@@ -69,6 +69,7 @@ def test_it_holds_for_a_central_variable_on_several_devices(x64, mixed):
     assert_the_law(result, GEM, problem, rtol=1e-10, retired=True)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_result_and_from_its_checkpoint(x64, mixed, tmp_path):
     problem = mlp(jax.numpy.float64)
     options = {"checkpoints": tmp_path / "run", "resume": True}
@@ -90,6 +91,7 @@ def test_a_run_goes_on_from_its_result_and_from_its_checkpoint(x64, mixed, tmp_p
         assert_close(result.params, both.params, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_simulation_goes_on_on_devices(x64, mixed):
     """Rows of a rejected gradient are in the trace of the simulation alone."""
     problem = poisoned(mlp(jax.numpy.float64), [(1, 2)])
@@ -133,6 +135,7 @@ def test_a_rule_sees_the_age_of_each_block(x64, mixed):
     assert_close(result.params, in_the_simulator(make, problem, result.trace).params, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_views_of_a_barrier_are_consistent_and_the_simulator_goes_on_from_them(x64):
     problem, policy = mlp(jax.numpy.float64), gemjax.Policy(quorum=WORKERS)
     result = run(GEM, problem, 24, policy=policy)

@@ -26,6 +26,7 @@ class InTurn(gemjax.batches.Rows):
         return (step % 8)[:, None].astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "local",
     [None, pytest.param(gemjax.LocalSteps(optax.sgd(0.1), period=2), marks=pytest.mark.nightly)],

@@ -186,6 +186,7 @@ def test_runs_one_by_one_share_one_program_and_leave_the_parameters_that_they_st
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(problem[1]))
 
 
+@pytest.mark.slow
 def test_the_state_of_all_runs_is_not_taken_for_that_of_one(tmp_path):
     """Its first axis is that of runs; with as many workers the wrong results would look right."""
     problem, trace = (

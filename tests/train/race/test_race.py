@@ -35,6 +35,7 @@ def constant_gradient():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["asgd", "synchronous", "quorum"])
 def test_a_loss_is_that_of_the_parameters_after_its_commit(name):
     found = run(CONTESTANTS[name], constant_gradient(), 3, 0.0, 24)
@@ -83,6 +84,7 @@ def test_a_contestant_that_learns_nothing_is_in_the_table_and_in_the_picture(tmp
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_command_writes_figures_and_picture_and_its_own_files_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "DigitsCNN", Dense)
     argv = ["race", "--methods", "asgd", "gem", "--workers", "2", "--slow", "0.01", "--gradients", "10"]

@@ -103,6 +103,7 @@ def test_a_whole_run_on_devices_without_its_summary_is_not_evaluated_again(tiny,
     assert folder.metrics.read_bytes() == metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["barrier", pytest.param("homogeneous", marks=pytest.mark.slow)])
 def test_a_simulation_that_ends_without_an_applied_commit_fails(tiny, small, cluster):
     """With a barrier it counted as finished, because its trace goes on; and so did each that was resumed at its end."""
@@ -131,6 +132,7 @@ def test_a_simulation_continues_after_commits_that_were_dropped(tiny, small):
     assert folder.events.read_bytes() == whole.events.read_bytes()
 
 
+@pytest.mark.slow
 def test_fewer_commits_than_an_unfinished_simulation_has_made_are_refused(tiny, small):
     """Also if it has applied fewer; the configuration stays as it was."""
     config = dataclasses.replace(small, engine="simulate", method="ringmaster", epochs=1.0)

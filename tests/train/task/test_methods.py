@@ -111,6 +111,7 @@ def test_flags_are_checked_without_jax():
     subprocess.run([sys.executable, "-c", f"import sys; {parse}; assert 'jax' not in sys.modules"], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [name for name, facts in METHODS.items() if "momentum" in facts.takes and not facts.local]
 )

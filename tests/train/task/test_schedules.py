@@ -109,6 +109,7 @@ def test_local_steps_in_rounds_have_the_rates_of_their_own_count(optimizer):
     np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(12) / 12)) / 2, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_rates_of_workers_of_unequal_speed_fall_together():
     """Within one pull of each other, all workers are at the rate of the run's progress, and at its end at nearly 0."""
     config = configured("downpour", schedule="cosine", epochs=40.0, period=2, cluster="tiered", learning_rate=1.0)

@@ -56,6 +56,7 @@ class Recorded(Programs):
         return jnp.zeros(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("platform", "at_once"), [("cpu", 2), ("gpu", 1), ("tpu", 1)])
 def test_accelerators_are_warmed_up_one_after_the_other(monkeypatch, platform, at_once):
     monkeypatch.setattr("os.cpu_count", lambda: 2)

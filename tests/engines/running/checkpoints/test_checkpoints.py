@@ -169,6 +169,7 @@ def test_arrays_without_elements_are_compared_by_shape_and_dtype(tmp_path):
                 checkpoints.load(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["unsafe_rbg", "rbg", "threefry2x32"])
 def test_keys_of_another_implementation_are_refused(tmp_path, impl):
     def state(impl):

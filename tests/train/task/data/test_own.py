@@ -156,6 +156,7 @@ def test_a_path_is_absolute_in_a_configuration_and_names_no_folder_of_others(tmp
         Config(dataset="digits", test_share=0.5)
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_on_a_file_and_says_what_it_found(tmp_path, capfd):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 400)
