@@ -144,8 +144,8 @@ class Roster:
         self._losses = [0] * len(self.steps)  # and losses.
         self._silences = [0] * len(self.steps)  # Since a gradient of any worker arrived in time.
         self._records: collections.deque[Record] = collections.deque()
-        # The worker that was given up last, and why.
-        self._last_loss: tuple[int | None, str, BaseException | None] = (None, "", None)
+        # Why workers were given up, the newest last, also those that take part again.
+        self._given_up: dict[int, tuple[str, BaseException | None]] = {}
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
         self._may_read = True  # One block of one worker per round.
@@ -213,10 +213,10 @@ class Roster:
         # A gradient that arrived meanwhile is noted already.
         self._arrived_at = min(now, self._arrived_at + self.watchdog.skipped)
         self._in_time_at = min(now, self._in_time_at + self.watchdog.skipped)
-        if not may_retire or self._first_deadline() > self.watchdog.now:
+        if not may_retire or self._first_deadline() > self.watchdog.polled:
             return []
         deadlines = {worker: gradient.deadline for worker, gradient in (self.computing | self.returning).items()}
-        return [worker for worker, expires in (deadlines | self.reading).items() if expires <= self.watchdog.now]
+        return [worker for worker, expires in (deadlines | self.reading).items() if expires <= self.watchdog.polled]
 
     def describe_stall(self, now: float) -> str | None:
         """Describe what the run waits for, once per stall, if no worker has arrived for ``PATIENCE`` seconds."""
@@ -234,9 +234,8 @@ class Roster:
             "were retired": self.retired,
         }
         words = [f"{what}: {numbers(workers)}" for what, workers in places.items() if workers]
-        worker, last, _ = self._last_loss
-        if worker in self.silent or worker in self.retired:
-            words.append(f"the last that was given up is {last}")
+        if reasons := self._reasons():
+            words.append(f"the last that was given up is {reasons[-1][0]}")
         if not any(self._active):
             words.append("the run continues when a worker joins (Members.join) and fails if none can (Members.close)")
         elif (self.computing or self.returning or self.reading) and self.policy.deadline is None:
@@ -248,15 +247,15 @@ class Roster:
         """Return a message and its cause if no worker can commit, now or after joining again."""
         if any(self._active) or self._may_return:
             return None
-        worker, last, error = self._last_loss
         ended = {worker: end for worker, end in self.retired.items() if end is not None}
-        if ended and len(ended) == len(self.retired) + len(self.silent):
-            error = list(ended.values())[-1]
-            return self._failed(f"every worker has made its commits: {error}"), error
-        words = f"all {len(self.steps)} workers were given up"
+        if not (reasons := self._reasons()):
+            error = next(reversed(ended.values()), None)
+            return self._failed(f"every worker has made its commits: {error}" if ended else ""), error
+        words = f"all {'others' if self.absent else f'{len(self.steps)} workers'} were given up"
         if ended:
             words = f"workers {numbers(ended)} have made all their commits, and the others were given up"
-        return self._failed("" if worker is None else f"{words}; the last was {last}"), error
+        last, error = reasons[-1]
+        return self._failed(f"{words}; the last was {last}"), error
 
     def lateness(self, now: float) -> str | None:
         """Return a message if all workers that still take part miss the deadline again and again.
@@ -275,8 +274,13 @@ class Roster:
         return self._failed(
             f"no gradient was in time for {seconds:.0f} s, in which workers {numbers(late)} have missed the deadline of "
             f"{deadline:g} s more than {retries} times each; give the policy a longer one; the last that was given up is "
-            f"{self._last_loss[1]}"
+            f"{list(self._given_up.values())[-1][0]}"
         )
+
+    def _reasons(self) -> list[tuple[str, BaseException | None]]:
+        """Return why the workers that are outside for it were given up, the newest last."""
+        given_up = self.silent.keys() | {worker for worker, end in self.retired.items() if end is None}
+        return [why for worker, why in self._given_up.items() if worker in given_up]
 
     @property
     def _may_return(self) -> bool:
@@ -406,11 +410,14 @@ class Roster:
             silence += ", the batch of which is still being read"
             self.reading[worker] = INFINITY
         self._put_outside(worker, self.silent, self._in_progress(worker))
-        self._last_loss = worker, f"worker {worker}, {silence}", None
+        self._note(worker, f"worker {worker}, {silence}")
 
     def join(self, worker: int) -> None:
-        """Let a worker take part, at once or when it has finished computing, so that nothing piles up on its device."""
-        if self._is_active(worker):
+        """Let a worker take part, at once or when it has finished computing, so that nothing piles up on its device.
+
+        One that is lost takes part when it has :meth:`returned`.
+        """
+        if self._is_active(worker) or worker in self.lost:
             return
         if (awaited := self._in_progress(worker)) is not None:
             self._put(worker, self.returning, awaited._replace(deadline=self.watchdog.deadline()))
@@ -490,8 +497,12 @@ class Roster:
 
     def _retire(self, worker: int, last: str, error: BaseException) -> None:
         self._put_outside(worker, self.retired)
-        self._last_loss = worker, last, error
+        self._note(worker, last, error)
         self._record("retire", worker, error)
+
+    def _note(self, worker: int, why: str, error: BaseException | None = None) -> None:
+        self._given_up.pop(worker, None)
+        self._given_up[worker] = why, error
 
     def _put_outside(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
         """Put a worker outside; its draw goes to the next dispatch of another one, unless it is still being read."""

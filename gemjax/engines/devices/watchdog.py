@@ -24,8 +24,8 @@ class Watchdog:
 
     def __init__(self, seconds: float | None, at: float = 0.0):
         self.seconds = seconds
-        self.beat = float("inf") if seconds is None else min(LONGEST_BEAT, seconds / 4)
-        self.now = 0.0  # Seconds of polling.
+        self.beat = LONGEST_BEAT if seconds is None else min(LONGEST_BEAT, seconds / 4)
+        self.polled = 0.0  # Seconds of polling, the time of this clock.
         self.skipped = 0.0  # Seconds before the last look that the clock does not count.
         self._looked_at = at
         self._spares_until = 0.0
@@ -33,21 +33,19 @@ class Watchdog:
 
     def deadline(self) -> float:
         """Return the deadline for a gradient dispatched now."""
-        return float("inf") if self.seconds is None else self.now + self.seconds
+        return float("inf") if self.seconds is None else self.polled + self.seconds
 
     def look(self, at: float) -> bool:
         """Advance the clock, once per round of the scheduler; return True if overdue workers may be retired."""
-        if self.seconds is None:
-            return False
         passed, self._looked_at = at - self._looked_at, at
-        polled, self.skipped = passed <= 2 * self.beat, 0.0
-        if not polled:
-            passed, self.skipped = self.beat, passed - self.beat
+        counted = passed if passed <= 2 * self.beat else self.beat
+        self.skipped = passed - counted
+        if self.skipped:
             self._spare(2 * self.beat)
-        self.now += passed
-        if self.now < self._spares_until:
+        self.polled += counted
+        if self.polled < self._spares_until:
             return False
-        self._spares = self._spares and not polled
+        self._spares = self._spares and self.skipped > 0
         return True
 
     def resume(self, at: float) -> None:
@@ -57,8 +55,8 @@ class Watchdog:
 
     def wait(self, expires: float) -> float:
         """Return the seconds to poll before the next look if the first deadline is ``expires``."""
-        return min(self.beat, max(0.0, max(expires, self._spares_until) - self.now))
+        return min(self.beat, max(0.0, max(expires, self._spares_until) - self.polled))
 
     def _spare(self, seconds: float) -> None:
         if not self._spares:
-            self._spares, self._spares_until = True, self.now + seconds
+            self._spares, self._spares_until = True, self.polled + seconds

@@ -1,7 +1,7 @@
 """The roster, driven by events alone, without programs, threads or clocks: order, members, failures and stalls."""
 
 import pytest
-from engines.devices.roster_runs import ERROR, FOREVER, Run
+from engines.devices.roster_runs import ERROR, Run
 
 from gemjax.engines.devices.roster import Dispatch, Roster
 
@@ -118,6 +118,16 @@ def test_a_worker_that_returns_has_a_deadline_too():
     assert list(run.roster.silent) == [0]
 
 
+def test_a_lost_worker_that_joins_enters_when_it_has_returned():
+    run = Run(2)
+    run.go()
+    run.roster.disappeared(0, run.computing.pop(0), 0.0, ERROR)
+    assert run.go() == [("leave", 0)]
+    assert run.join(0) == []
+    run.roster.returned(0)
+    assert run.go() == [("join", 0), ("pull", 0), ("dispatch", 0)]
+
+
 def test_a_held_gradient_of_a_worker_that_leaves_is_discarded():
     run = Run(3, quorum=2)
     run.go()
@@ -143,8 +153,12 @@ def test_the_failure_names_the_last_lost_worker():
     run.leave(1)
     assert run.roster.failure() is None  # It may join again.
     run.roster.closed = True
-    left = f"workers 1 have left and none can join any more; {silence}"
-    assert run.roster.failure()[0] == f"1 of 9 commits are made, but {left}"
+    left = "workers 1 have left and none can join any more; all others were given up; the last was worker 0 at its step 1: "
+    assert run.roster.failure() == (f"1 of 9 commits are made, but {left}{ERROR!r}", ERROR)
+    run.join(0)
+    run.leave(0)
+    left = "workers 0, 1 have left and none can join any more"
+    assert run.roster.failure() == (f"1 of 9 commits are made, but {left}", None)
 
 
 @pytest.mark.parametrize("first", ["ends", "fails"])
@@ -195,13 +209,13 @@ def test_a_stall_is_described_once():
     run.go()
     run.arrive(1)
     run.arrive(3)
-    assert run.roster.timeout(run.now) == 60.0
+    assert run.roster.timeout(run.now) == 1.0
     assert run.roster.describe_stall(59.0) is None
     words = run.roster.describe_stall(60.0)
     assert words.startswith("no worker has finished for 60 s; workers computing: 0, 2; held by the policy: 3; ")
     assert "waiting for a device or for their data: 1; have left: 4; a deadline in the policy" in words
     assert run.roster.describe_stall(600.0) is None
-    assert run.roster.timeout(600.0) == FOREVER
+    assert run.roster.timeout(600.0) == 1.0
     run.now = 700.0
     run.arrive(0)
     run.roster.paused(10.0, 710.0)

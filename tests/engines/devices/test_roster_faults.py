@@ -91,7 +91,7 @@ def test_polls_are_at_most_one_beat_apart():
     run.go()
     assert run.roster.timeout(0.0) == 0.5
     run.arrive(0, ERROR)
-    assert Run(1).roster.timeout(0.0) == Roster.PATIENCE
+    assert Run(1).roster.timeout(0.0) == 1.0
 
 
 def test_a_gradient_of_a_retired_worker_is_discarded():
@@ -208,6 +208,14 @@ def test_a_suspended_machine_does_not_make_workers_late():
     run.arrive(1)  # It arrived while the machine was suspended again.
     run.roster.overdue(run.now)
     assert run.roster.describe_stall(run.now + 60) is not None
+
+
+def test_a_suspended_process_is_no_stall_of_a_run_without_a_deadline():
+    run = Run(1)
+    run.go()
+    run.roster.overdue(61.0)
+    assert run.roster.describe_stall(61.0) is None
+    assert run.roster.describe_stall(120.0) is not None
 
 
 def test_a_wait_without_a_gradient_in_flight_is_no_suspension():
