@@ -11,9 +11,9 @@ from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_alike
 
 # What engines report of every commit besides metrics and diagnostics, in a history, an event log or a timeline.
-COLUMNS = {
+RESERVED = {
     "worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped", "dispatched", "began", "ready",
-    "event", "network", "to_host", "wire", "to_device", "interrupted", "dispatch",
+    "event", "network", "to_host", "wire", "to_device", "interrupted", "dispatch", "read_at",
 }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _call(loss_fn: Callable, args: tuple, batch: PyTree, model_state: PyTree) ->
 
 
 def check_unreserved(
-    metrics: Collection[str], reserved: Collection[str] = COLUMNS, subject: str = "loss_fn returns metrics"
+    metrics: Collection[str], reserved: Collection[str] = RESERVED, subject: str = "loss_fn returns metrics"
 ) -> None:
     """Raise ``ValueError`` if a metric has the name of something else that a run reports."""
     if clash := {*metrics} & {*reserved}:

@@ -86,8 +86,7 @@ def memory_of(
     """Return the bytes that a run keeps, by purpose; nothing is allocated.
 
     Computing gradients and commits needs more: some copies of the parameters, and the network's activations. In a run on
-    devices every worker's device also holds the view and the gradient in progress: two copies of the parameters per worker if
-    the method keeps pulled views beside the central variable, else one.
+    devices each worker's device also holds its view and its gradient, two copies of the parameters.
 
     Args:
       tx: the run's transformation.

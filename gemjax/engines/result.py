@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.batches.rows import rows_per_batch
-from gemjax.engines.checks import RunWarning as RunWarning
-from gemjax.engines.checks import is_in_rounds
+from gemjax.engines.checks import RunWarning, is_in_rounds
 from gemjax.engines.memory import here
 from gemjax.engines.transition import RunState, check_led_to
 from gemjax.protocol import PyTree
@@ -220,7 +219,7 @@ def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[
 
 
 def check_end(state: "RunState", num_workers: int, history: Callable[[], History]) -> None:
-    """Raise :class:`RunFailedError` if a run that ends in ``state`` ends in rejections, or no commit was ever applied."""
+    """Raise :class:`RunFailedError` if the last 3 N + 7 commits of a run were rejected, or N if none was ever applied."""
     commits = int(state.commits)
     least = rejections_to_fail(num_workers, ends_unapplied=not commits)
     check_rejections(int(state.rejected_in_a_row), least, commits, history)
@@ -266,10 +265,10 @@ def _divergence(columns: History) -> str:
 
 
 def warn_of_refusals(in_a_row: int, stacklevel: int) -> None:
-    """Warn of so many commits in a row that a rule refused, which gemjax's own rules never do."""
+    """Warn that a rule refused the last ``in_a_row`` commits, such as drop_stale after its schedule has reached 0."""
     warnings.warn(
-        f"the method has refused the last {in_a_row} commits; the central variable does not change any more. Let a rule of "
-        "your own accept some commits of any worker that has just pulled",
+        f"the method has refused the last {in_a_row} commits; the central variable does not change any more. Let the rule "
+        "that refuses (the threshold of drop_stale, or a rule of your own) accept every commit of staleness 0",
         RunWarning,
         stacklevel=stacklevel + 1,
     )
@@ -338,6 +337,8 @@ def of_applied(state: RunState, recorded: Trace, history: History) -> Trace:
         return recorded
     columns = {name: history[name][applied] for name in COLUMNS}
     if recorded.read_at is not None:  # It counts rows.
+        # The first refused commits, those of runs on devices before the simulation, have no row.
+        applied = np.delete(applied, np.flatnonzero(~applied)[: len(applied) - len(recorded)])
         columns["read_at"] = np.concatenate([[0], np.cumsum(applied)])[recorded.read_at[applied]]
     return Trace(**columns, num_workers=recorded.num_workers)
 

@@ -154,8 +154,9 @@ class WorkerStep:
         loss, _, _, metrics = jax.eval_shape(
             self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first, view.anchors
         )
-        kind = lambda m: jax.ShapeDtypeStruct(m.shape, jnp.result_type(m.dtype, loss.dtype))
-        return loss, jax.tree.map(kind, metrics)
+        single = _at_least_single(loss.dtype)  # For means of integers, which may be too large for half precision.
+        dtype = lambda m: jnp.result_type(m.dtype, loss.dtype if jnp.issubdtype(m.dtype, jnp.inexact) else single)
+        return loss, jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, dtype(m)), metrics)
 
 
 def all_finite(tree: PyTree) -> jax.Array:

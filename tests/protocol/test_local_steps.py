@@ -90,17 +90,18 @@ def test_one_gradient_is_reported_as_one_local_step():
 
 
 def test_half_precision_loses_no_step():
-    """In bfloat16 300 does not exist, and a sum of ones stops at 256."""
+    """In bfloat16 300 and 1001 do not exist, and a sum of ones stops at 256."""
 
     def loss_fn(params, model_state, batch, key):
         one = jnp.ones((), jnp.bfloat16)
-        return 0 * jnp.sum(params) + one, (model_state, {"one": one})
+        return 0 * jnp.sum(params) + one, (model_state, {"one": one, "many": jnp.int32(1001)})
 
     problem = Problem(loss_fn, jnp.zeros(2, jnp.bfloat16), lambda worker, step: step)
     result = run(LocalSteps(SGD, (301, 300)), problem, gemjax.Trace([0, 1]), tx=receiving(2), diagnostics=RECEIVED)
     np.testing.assert_array_equal(result.history["received_local_steps"], [301, 300])
     for name in ("loss", "one"):
         np.testing.assert_array_equal(result.history[name], [1, 1])
+    np.testing.assert_array_equal(result.history["many"], [1001, 1001])
 
 
 @pytest.mark.slow

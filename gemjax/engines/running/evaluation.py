@@ -46,7 +46,6 @@ class Evaluation:
         self.evaluate, self.every = evaluate, every_of("evaluate_every", every, total)
         self._earlier, self._rows = earlier, []
         self.newest = int(earlier["commit"][-1]) if earlier else 0  # Commit of the newest one, known or under way.
-        self.due = self.newest
 
     def begin(self, commits: int) -> None:
         """Note that the run goes on after so many commits."""

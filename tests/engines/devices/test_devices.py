@@ -29,9 +29,11 @@ def test_a_run_is_recorded_and_can_be_replayed():
     assert float(result.history["loss"][-4:].mean()) < float(result.history["loss"][:4].mean())
 
 
-def test_no_metric_can_replace_a_column_of_the_history():
-    result = run(num_commits=3, policy=gemjax.Policy(interrupt=8))
-    assert result.history.keys() <= loss.COLUMNS
+def test_no_metric_can_replace_a_column_of_the_history_or_of_the_log(tmp_path):
+    with gemjax.EventLog(tmp_path / "log") as log:
+        result = run(num_commits=3, policy=gemjax.Policy(interrupt=8), atomic=False, log=log)
+    commits = [event for event in eventlog.read(tmp_path / "log") if event["event"] == "commit"]
+    assert result.history.keys() | commits[0].keys() <= loss.RESERVED
 
 
 @pytest.mark.parametrize("num_commits", [0, 3, 17])

@@ -105,6 +105,19 @@ def test_a_simulation_goes_on_on_devices(x64, mixed):
     assert np.abs(weights(in_the_simulator(GEM, problem, whole)) - weights(result)).max() > 1e-5
 
 
+def test_a_simulation_of_a_run_on_devices_goes_on_on_devices(x64, mixed):
+    """The rejected gradient of the first part has no row in the trace, that of the simulation has one."""
+    clean = mlp(jax.numpy.float64)
+    first = run(GEM, poisoned(clean, [(1, 2)]), 20)
+    ahead = run(GEM, clean, 40, state=first).trace
+    simulated = in_the_simulator(
+        GEM, poisoned(clean, [(int(ahead.worker[30]), int(ahead.step[30]))]), ahead, state=first
+    )
+    assert (int(simulated.state.rejected), int(simulated.state.commits)) == (2, 39)
+    result = run(GEM, clean, 50, state=simulated)
+    assert_close(result.params, in_the_simulator(GEM, clean, result.trace).params, rtol=1e-10)
+
+
 @pytest.mark.slow
 def test_a_simulation_with_blocks_resumes_from_its_checkpoint(x64, tmp_path):
     problem = mlp(jax.numpy.float64)
