@@ -16,7 +16,7 @@ __all__ = ["bind_collectives", "enable_x64", "settings_here"]
 
 SETTINGS = (
     "default_prng_impl", "threefry_partitionable", "default_matmul_precision", "numpy_dtype_promotion",
-    "numpy_rank_promotion", "debug_nans",
+    "numpy_rank_promotion", "debug_nans", "debug_infs",
 )  # fmt: skip
 
 

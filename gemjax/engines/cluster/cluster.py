@@ -37,6 +37,7 @@ RAY_HAS_ENDED = "the Ray of this cluster has ended on its host, so no worker can
 PATIENCE = 60.0  # Seconds without an answer of the actors after which a warning names the resources that they wait for.
 FILES = "files"  # Threads of a central actor that wait for its files, while it goes on with commits.
 PAUSE = 0.2  # Seconds between two calls of an actor that is being restarted.
+FREED = 5.0  # Seconds in which Ray frees the resources of a cluster that was closed.
 REPLACED = 20.0  # Seconds after which an actor that Ray does not restart is replaced by a new one.
 INTERRUPTIONS = "interruptions"  # Ray's name of the actors' thread for calls that overtake a gradient.
 LOOPBACK = ("127.0.0.1", "::1")
@@ -44,7 +45,7 @@ LOOPBACK = ("127.0.0.1", "::1")
 CONFIG = (
     "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision",
     "jax_default_dtype_bits", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_debug_nans",
-    "jax_random_seed_offset", "jax_high_dynamic_range_gumbel", "jax_enable_custom_prng",
+    "jax_debug_infs", "jax_random_seed_offset", "jax_high_dynamic_range_gumbel", "jax_enable_custom_prng",
     "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )  # fmt: skip
@@ -140,6 +141,7 @@ class Cluster:
         self._central_actors: list[Any] = []
         self._world: Any = None  # That they form.
         self._restarts: queue.SimpleQueue = queue.SimpleQueue()
+        self._begin_arguments: tuple = ()  # Of the last call of the actors' ``begin``.
         self._connection = contextlib.ExitStack()  # Made by this object, and ended with it.
         self._connected = False  # By this object.
         self._reserved: Any = None  # Ray's placement group.
@@ -159,11 +161,14 @@ class Cluster:
         try:
             if not ray.is_initialized():
                 self._connect(ray)
-            elif Cluster._own and (missing := self._missing(ray.available_resources())):
-                raise ValueError(
-                    f"the workers need {missing}: another cluster of this process has started Ray for its own workers; give it "
-                    "as cluster=, or close it first"
-                )
+            elif Cluster._own:
+                until = time.perf_counter() + FREED
+                while missing := self._missing(ray.available_resources()):
+                    if self._closed.wait(PAUSE) or time.perf_counter() > until:
+                        raise ValueError(
+                            f"the workers need {missing}: another cluster of this process has started Ray for its own workers; "
+                            "give it as cluster=, or close it first"
+                        )
             if self._groups is not None:
                 self._reserved = self._reserve(ray, self._groups)
             self.actors = [self._make(ray, worker) for worker in range(self.num_workers)]
@@ -227,10 +232,10 @@ class Cluster:
                 ray.init(self.address or "local", **options)
         if self.address is None:
             hide_token()
-        if self.address is None and not all(node["NodeManagerAddress"] in LOOPBACK for node in ray.nodes()):
-            raise RuntimeError(
-                f"Ray {ray.__version__} would listen on the network; start it yourself, and give its address= to Cluster"
-            )
+            if not all(node["NodeManagerAddress"] in LOOPBACK for node in ray.nodes()):
+                raise RuntimeError(
+                    f"Ray {ray.__version__} would listen on the network; start it yourself, and give its address= to Cluster"
+                )
         Cluster._own = self.address is None
         if Cluster._own and (missing := self._missing(ray.cluster_resources())):
             raise ValueError(
@@ -317,17 +322,20 @@ class Cluster:
         """Wait for ``min_workers`` actors, or with patience for those that the cluster has room for; warn of the others."""
         found = ray.cluster_resources()
         room = min(
-            (int(found.get(name, 0) // count) for name, count in self._needed(1).items()), default=self.num_workers
+            (int(found.get(name, 0) / count + 1e-9) for name, count in self._needed(1).items()),
+            default=self.num_workers,
         )
         least, expected = self.min_workers or 1, self.min_workers or max(1, min(self.num_workers, room))
         begun, late = ray.wait(self._pings, num_returns=expected, timeout=PATIENCE, fetch_local=False)
         if len(begun) == (self.min_workers or self.num_workers):
             return
         missing = self._missing(found)
-        why = f"they need {missing}" if missing else "the cluster is busy, or its hosts cannot import gemjax"
+        why = "the cluster is busy, or its hosts cannot import gemjax"
+        if missing:
+            why = f"all {self.num_workers} together need {missing}"
         if len(begun) >= least:
             words = (
-                f"Ray has started {len(begun)} of {self.num_workers} workers, which begin; the others join when it has"
+                f"Ray has started {len(begun)} of {self.num_workers} workers; the others join when it has started them"
             )
         else:
             words = f"Ray has not started {len(late)} of {self.num_workers} workers after {PATIENCE:g} s"
@@ -350,51 +358,57 @@ class Cluster:
         """
         ray = imported_ray()
         while True:
-            self._begin = (uuid.uuid4().hex, settings(), ray.put(pickle()))
-            replies = {worker: self.actors[worker].begin.remote(*self._begin) for worker in self.placed}
-            answers = [self._begun(ray, worker, self._begin, reply) for worker, reply in replies.items()]
-            if not sent_by_value(answers, by_value):
-                return self._begin[0], dict(zip(replies, _distinct([name for _, name in answers]), strict=True))
+            self._begin_arguments = run = (uuid.uuid4().hex, settings(), ray.put(pickle()))
+            replies = {worker: self.actors[worker].begin.remote(*run) for worker in self.placed}
+            warns_at = time.perf_counter() + PATIENCE
+            answers = [self._begun(ray, worker, run, reply, warns_at) for worker, reply in replies.items()]
+            if not send_missing(answers, by_value):
+                return run[0], dict(zip(replies, _distinct([name for _, name in answers]), strict=True))
 
     def restart(self, worker: int, wake: Callable[[], None]) -> None:
         """Wait in a thread until the actor of ``worker`` has been placed and has begun the run; then call ``wake``."""
-        run = self._begin
+        run = self._begin_arguments
         start_thread(self._revive, worker, run, wake, name=f"gemjax-revive-{worker}", seconds=SECONDS_AT_EXIT)
 
     def _revive(self, worker: int, run: tuple, wake: Callable[[], None]) -> None:
         ray = imported_ray()
         try:
             while not ray.wait([self._pings[worker]], num_returns=1, timeout=PAUSE, fetch_local=False)[0]:
-                if self._closed.wait(PAUSE) or self._begin is not run:
+                if self._closed.wait(PAUSE) or self._begin_arguments is not run:
                     return
             self._begun(ray, worker, run)
         except Exception:
             # Its next gradient is lost, too, so that it is retired in the end, and the run does not wait forever.
-            if self._closed.wait(PAUSE) or self._begin is not run:
+            if self._closed.wait(PAUSE) or self._begin_arguments is not run:
                 return
         self._restarts.put((run[0], worker))
         wake()
 
-    def _begun(self, ray: Any, worker: int, run: tuple, reply: Any = None) -> tuple[str, str]:
+    def _begun(
+        self, ray: Any, worker: int, run: tuple, reply: Any = None, warns_at: float = INFINITY
+    ) -> tuple[str, str]:
         """Return the answer of the worker's actor to ``begin``; repeat the call while the actor is being restarted."""
-        since, warns_at = time.perf_counter(), INFINITY if reply is None else time.perf_counter() + PATIENCE
+        since = time.perf_counter()
         while True:
             try:
-                return ray.get(self.actors[worker].begin.remote(*run) if reply is None else reply, timeout=PATIENCE)
+                reply = self.actors[worker].begin.remote(*run) if reply is None else reply
+                return ray.get(reply, timeout=PATIENCE)
             except ray.exceptions.RayTaskError as error:  # Its message is the whole traceback of the actor.
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
             except ray.exceptions.ActorDiedError:  # Also at once after its end.
+                reply = None
                 if time.perf_counter() > since + REPLACED:
                     self.actors[worker], since = self._make(ray, worker), time.perf_counter()
             except ray.exceptions.RayError as error:
+                if not isinstance(error, ray.exceptions.GetTimeoutError):  # Otherwise the actor is still at work.
+                    reply = None
                 if time.perf_counter() > warns_at:  # Otherwise a run that cannot begin would wait without a word.
                     warns_at, why = INFINITY, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                     warnings.warn(f"worker {worker} has not begun the run yet: {why}", RunWarning, stacklevel=3)
-            reply = None
             self._ended = self._is_gone(ray)
             if self._ended:
                 raise RuntimeError(RAY_HAS_ENDED)
-            if self._closed.wait(PAUSE) or self._begin is not run:
+            if self._closed.wait(PAUSE) or self._begin_arguments is not run:
                 raise RuntimeError("the run has ended")
 
     def _is_gone(self, ray: Any) -> bool:
@@ -430,17 +444,16 @@ def _paths() -> list[str]:
     return [os.path.abspath(path) for path in sys.path]
 
 
-def sent_by_value(answers: list[tuple[str, str]], by_value: Callable[[str], bool]) -> bool:
-    """Let the modules that actors could not import be sent; return False if there are none.
+def send_missing(answers: list[tuple[str, str]], by_value: Callable[[str], bool]) -> bool:
+    """Let the modules that actors could not import be sent by value; return False if there are none.
 
     Raises:
       ValueError: if a module cannot be sent.
     """
     missing = sorted({name for kind, name in answers if kind == "missing"})
-    sent = [by_value(name) for name in missing]
-    if not all(sent):
+    if refused := [name for name in missing if not by_value(name)]:
         raise ValueError(
-            f"the workers cannot import {', '.join(missing)}; install it on all hosts or give "
+            f"the workers cannot import {', '.join(refused)}; install it on all hosts or give "
             "Cluster(runtime_env={'py_modules': [...]}), or 'working_dir' or 'pip', as for ray.init"
         )
     return bool(missing)

@@ -158,6 +158,27 @@ def test_a_run_that_cannot_begin_says_why(fake, monkeypatch):
     assert any("worker 0 has not begun the run yet: " in str(warning.message) for warning in caught)
 
 
+def test_an_actor_that_takes_long_to_begin_is_called_once(fake, monkeypatch):
+    """Each further call was queued behind the first one, and none was awaited long enough."""
+    called, get = threading.Event(), fake.get
+
+    def patient(reply, timeout=None):
+        try:
+            return get(reply, timeout)
+        finally:
+            monkeypatch.setattr(cluster, "PATIENCE", 60.0)
+            called.set()
+
+    monkeypatch.setattr(cluster, "PAUSE", 0.001)
+    monkeypatch.setattr(actor.Actor, "begin", lambda *arguments: ("device" if called.wait(60) else "missing", "cpu:0"))
+    with gemjax.Cluster(1) as one:
+        monkeypatch.setattr(fake, "get", patient)
+        monkeypatch.setattr(cluster, "PATIENCE", 0.0)
+        with pytest.warns(gemjax.RunWarning, match="worker 0 has not begun the run yet: GetTimeoutError"):
+            assert one.begin(bytes, lambda name: False)[1] == {0: "cpu:0"}
+    assert [method for method, _ in fake.calls].count("begin") == 1
+
+
 def test_a_lost_worker_that_has_left_does_not_return(fake):
     members = gemjax.Members(N)
 
@@ -270,12 +291,27 @@ def address(array):
 
 
 @pytest.mark.slow
-def test_a_second_cluster_that_would_wait_for_the_first_is_refused(fake):
+def test_a_second_cluster_that_would_wait_for_the_first_is_refused(fake, monkeypatch):
+    monkeypatch.setattr(cluster, "FREED", 0.0)
     with gemjax.Cluster(N) as first:
         with pytest.raises(ValueError, match=r"need 3 CPU \(there are 0\): another cluster .* give it as cluster="):
             run()
         run(cluster=first)
     run()
+
+
+def test_a_cluster_waits_for_the_resources_of_one_that_was_closed(fake, monkeypatch):
+    monkeypatch.setattr(cluster, "PAUSE", 0.001)
+    available = iter([{}, {}, {"CPU": 1.0}])
+    monkeypatch.setattr(fake, "available_resources", lambda: next(available))
+    with gemjax.Cluster(1), gemjax.Cluster(1):
+        assert next(available, None) is None
+
+
+def test_only_the_modules_that_cannot_be_sent_are_named():
+    answers = [("missing", "sent"), ("missing", "lacking"), ("device", "cpu:0")]
+    with pytest.raises(ValueError, match="the workers cannot import lacking;"):
+        cluster.send_missing(answers, lambda name: name == "sent")
 
 
 def test_only_the_user_can_read_the_token(fake, monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ import gemjax
 N = 4
 ASGD = gemjax.asgd(0.05, num_workers=N)
 QUADRATIC = quadratic()
-FEWER = "Ray has started 2 of 4 workers, which begin; the others join when it has; they need 4 CPU"
+FEWER = "Ray has started 2 of 4 workers; the others join when it has started them; all 4 together need 4 CPU"
 
 
 @pytest.fixture
@@ -88,19 +88,25 @@ def test_no_run_begins_with_fewer_than_its_least_number(full, monkeypatch):
         return type(full).wait(full, replies, num_returns, timeout, fetch_local)
 
     monkeypatch.setattr(full, "wait", wait)
-    message = "Ray has not started . of 4 workers after 0 s; they need 4 CPU"
+    message = "Ray has not started . of 4 workers after 0 s; all 4 together need 4 CPU"
     with begun(N, message, min_workers=3):
         assert waited == [3]
 
 
-def test_a_least_number_of_workers_is_all_that_is_awaited(full, monkeypatch):
-    """The cluster has room for all."""
-    full.cluster_resources, wait, awaited = lambda: {"CPU": 4.0}, full.wait, []
+@pytest.mark.parametrize(
+    ("num_workers", "options", "expected"), [(N, {"min_workers": 2}, 2), (10, {"num_cpus": 0, "num_gpus": 0.1}, 10)]
+)
+def test_the_least_number_of_workers_is_awaited_or_all_that_have_room(
+    full, monkeypatch, num_workers, options, expected
+):
+    """Ten times a tenth of a GPU is one, though ``1.0 // 0.1`` is 9."""
+    full.cluster_resources, wait, awaited = lambda: {"CPU": 4.0, "GPU": 1.0}, full.wait, []
+    full.places = {} if num_workers == 10 else full.places
 
     def noted(replies, num_returns, **options):
         awaited.append(num_returns)
         return wait(replies, num_returns, **options)
 
     monkeypatch.setattr(full, "wait", noted)
-    with gemjax.Cluster(N, min_workers=2):
-        assert awaited == [2]
+    with gemjax.Cluster(num_workers, **options):
+        assert awaited == [expected]

@@ -13,7 +13,7 @@ import optax
 from gemjax.engines.checks import shapes_of
 from gemjax.engines.cluster.central.actor import Recipe
 from gemjax.engines.cluster.central.world import World
-from gemjax.engines.cluster.cluster import sent_by_value, settings
+from gemjax.engines.cluster.cluster import send_missing, settings
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.cluster.pieces import Pieces
 from gemjax.engines.devices.hardware.packing import numbers_of, packed_report
@@ -109,9 +109,8 @@ class SharedCentral:
         """Let the actors of ``world`` begin with the state of the run; the others as for ``Cluster.begin``."""
         state, ray = self._begin, imported_ray()
         assert state is not None
-        while True:
-            if not sent_by_value(world.each("begin", settings(), ray.put(pickle())), by_value):
-                break
+        while send_missing(world.each("begin", settings(), ray.put(pickle())), by_value):
+            pass
         first = is_unmade(state)
         files: dict[tuple, dict[int, str]] = {}
         for index, leaf in enumerate(
