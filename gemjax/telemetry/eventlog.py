@@ -38,13 +38,13 @@ class EventLog:
     and the devices. ``dispatch`` adds worker and step; ``ready`` also adds ``began``, the time when the view arrived at the
     worker. ``commit``, ``reject`` (not finite) and ``drop`` (refused by the method) add worker, step, ``pulled_at`` (the
     version that was read), ``draw`` (see :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and the requested
-    diagnostics, and ``read_at`` if workers read block by block. ``fault`` adds worker, step and ``error``; ``interrupt`` (the
-    gradient of a worker that was called back is dropped) worker and step; ``retire`` (the worker kept raising) worker, step and
-    its last ``error``; ``hang`` (it is silent)
-    worker and step; ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` of a callback or checkpoint;
-    ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view and of a gradient, a
-    ``commit`` its ``network`` time in seconds and the parts of it, ``to_host``, ``wire`` and ``to_device``, and ``leave`` the
-    ``error`` by which a worker was lost.
+    diagnostics, and ``read_at`` if workers read block by block. ``fault`` adds worker, step and ``error``; ``retire``
+    (the worker kept raising) worker, step and its last ``error``; ``interrupt`` (the worker was called back; its gradient is
+    lost), ``hang`` (it is silent), ``late`` (a gradient arrived that the run had given up), ``end`` (it has no more periods of
+    local steps), ``leave`` and ``join`` worker and step; ``pause`` the ``seconds`` of a callback or checkpoint; ``evaluation``
+    its seconds and the ``commits`` before it; ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the
+    bytes of a view and of a gradient, a ``commit`` its ``network`` time in seconds and the parts of it, ``to_host``, ``wire``
+    and ``to_device``, and ``leave`` the ``error`` by which a worker was lost.
 
     One run at a time writes to a file, whatever the number of objects, threads and processes that have opened it.
 
@@ -76,7 +76,7 @@ class EventLog:
 
         Raises:
           BlockingIOError: if another one writes to it: a log with the events of both could not be read.
-          ValueError: if the log is closed, or not of the run with the commits of ``trace``: it could not be read afterwards.
+          ValueError: if the log is closed, or its commits are not those of ``trace``.
         """
         if self._file.closed:
             raise ValueError(f"the log {self._file.name} is closed; make another gemjax.EventLog of this path")
@@ -94,7 +94,7 @@ class EventLog:
                 self.check_continued(trace)
             yield
         finally:
-            # Closing raises it again, when the result of the run is not lost with it.
+            # `close` raises the error of a full disk again, after the run has returned its result.
             try:
                 with contextlib.suppress(OSError):
                     if not self._file.closed:
@@ -191,7 +191,7 @@ def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str,
             begin += len(line)
             if size is not None and begin > size:
                 return
-            if not line.endswith(b"\n") and _begins_like_an_event(line):
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE and _begins_like_an_event(line):
                 return
             try:
                 yield _parsed(line)
@@ -205,7 +205,7 @@ def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str,
 def _parsed(line: bytes) -> dict[str, Any]:
     record = json.loads(line)
     event = record.get("event") if isinstance(record, dict) else None
-    if event not in NEEDED:
+    if event not in EVENTS:
         raise ValueError(f"event is {event!r}, expected one of {', '.join(EVENTS)}")
     for field in ("time", *NEEDED[event]):
         if not isinstance(record.get(field), (int, float)):
@@ -268,15 +268,14 @@ def _cut_at(path: str | os.PathLike) -> int | None:
     """
     if not os.path.exists(path):
         return None
-    with open(path, "rb+") as file:  # A pipe is refused; read alone, it would be waited for.
+    with open(path, "rb+") as file:  # "rb" would wait for the writer of a named pipe.
         first = file.readline(LONGEST_LINE)
         if not _begins_like_an_event(first):
             raise ValueError(f"{os.fspath(path)} is no event log; move it away, or give another path for the log")
         size = file.seek(0, os.SEEK_END)
-        begin = file.seek(max(0, size - LONGEST_LINE))
-        found = file.read().rfind(b"\n")
-    cut = begin + found + 1
-    return cut if cut < size and (found >= 0 or begin == 0) else None
+        file.seek(max(0, size - LONGEST_LINE))
+        last = file.read().rpartition(b"\n")[2]
+    return size - len(last) if last and _begins_like_an_event(last) else None
 
 
 def rounded(value: float) -> float | None:

@@ -14,7 +14,7 @@ except ImportError:  # Not a Unix system.
 # What file systems without locks say.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 _numbers = itertools.count()
-_held: dict[int, int] = {}  # The open file of each lock: the system gives the number of a closed one again.
+_held: dict[int, int] = {}  # Open files by numbers that are given once; the system reuses those of closed files.
 
 
 def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = False) -> int:
@@ -23,7 +23,8 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
     Args:
       path: what to lock.
       flags: those of ``os.open``.
-      strict: raise errors of locking that a file system with locks has; otherwise they are taken for a missing lock.
+      strict: True to raise an error of locking, unless it means that the file system has no locks; False to go on without a
+        lock after any error but ``BlockingIOError``.
 
     Returns:
       The argument of :func:`unlock`, a number that no other lock gets.
@@ -62,7 +63,8 @@ def unlock(number: int) -> None:
 def close_after(raised: BaseException | None, close: Callable[[], None], words: str) -> None:
     """Close a writer at the end of a ``with`` block.
 
-    If ``raised`` ends the block, which may have the result of a run, what closing raises is a note of it behind ``words``.
+    If ``raised`` ends the block, it may hold the result of a run: an error of ``close`` then becomes a note of it, after
+    ``words``.
     """
     try:
         close()

@@ -11,6 +11,7 @@ from gemjax.telemetry.timeline import Recorded, Timeline, timeline
 
 CENTRAL = 0  # The track of the central variable; worker w has w + 1.
 PROCESS = 1
+GRADIENT, VIEW, WAIT, REFUSAL = range(4)  # Parts of a cycle; those behind them are counters.
 COUNTERS = ("loss", "staleness")
 SHOWN = ("step", "pulled_at", "staleness", "loss", "gap", "network", "to_host", "wire", "to_device")  # Of a gradient.
 
@@ -22,10 +23,10 @@ def chrome_trace(
     """Return the timeline of a run as a JSON object in the Trace Event Format.
 
     Every worker has a track. A slice ``gradient`` extends from dispatch to ready (with ``waits for its view`` inside it, if the
-    worker waits), a slice ``commit wait`` from there to the commit. Dropped and rejected gradients, faults, and workers that
-    retire, end, leave or join are instants. The loss and the staleness of commits are counters. Callbacks are slices on the
-    track of the central variable; evaluations have a track of their own, the last. Times are in microseconds; one unit of
-    virtual time is shown as a second.
+    worker waits), a slice ``commit wait`` from there to the commit. Instants are dropped and rejected gradients, and the events
+    fault, interrupt, hang, late, retire, end, leave, join and idle. The loss and the staleness of commits are counters.
+    Callbacks are slices on the track of the central variable; evaluations have a track of their own, the last. Times are in
+    microseconds; one unit of virtual time is shown as a second.
 
     Args:
       source: as for :func:`gemjax.summarise`.
@@ -80,7 +81,7 @@ def _events(run: Timeline) -> Iterator[dict[str, Any]]:
     commits, nothing = kinds == "commit", np.zeros(len(sent), np.int64)
     parts = [
         (np.ones(len(sent), bool), sent, ready - sent),
-        (began > sent, sent, np.minimum(began, ready) - sent),
+        (began > sent, sent, began - sent),
         (end > ready, ready, end - ready),
         (np.isin(kinds, ("drop", "reject")), end, nothing),
         *((commits & np.isfinite(cycles[name]), end, nothing) for name in COUNTERS),
@@ -91,30 +92,32 @@ def _events(run: Timeline) -> Iterator[dict[str, Any]]:
     lasts = [length[row] for (*_, length), row in zip(parts, rows, strict=False)]
     at.append(np.array([incident["ts"] for incident in incidents], np.int64))
     lasts.append(np.array([incident.get("dur", 0) for incident in incidents], np.int64))
-    part = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    part_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     row, at, lasts = (np.concatenate(column) for column in (rows, at, lasts))
     shown = {name: cycles[name].tolist() for name in ("event", "worker", *SHOWN) if name in cycles}
     # The format requires a slice before those within it.
-    for index in np.lexsort((part, -lasts, at)):
-        kind, number = int(part[index]), int(row[index])
-        if kind == len(parts):
+    for index in np.lexsort((part_of, -lasts, at)):
+        part, number = int(part_of[index]), int(row[index])
+        if part == len(parts):
             yield incidents[number]
         else:
             cycle = {name: column[number] for name, column in shown.items()}
-            yield _of_cycle(cycle, kind, int(at[index]), int(lasts[index]))
+            yield _of_cycle(cycle, part, int(at[index]), int(lasts[index]))
 
 
 def _of_cycle(cycle: dict[str, Any], part: int, at: int, length: int) -> dict[str, Any]:
     """Return one of the events of a cycle; it begins at ``at`` and lasts for ``length`` microseconds."""
     kind, track = cycle["event"], cycle["worker"] + 1
-    if part in (1, 2):
-        return _slice(("waits for its view", "commit wait")[part - 1], track, at, at + length, {})
+    if part == VIEW:
+        return _slice("waits for its view", track, at, at + length, {})
+    if part == WAIT:
+        return _slice("commit wait", track, at, at + length, {})
     about = {name: _plain(cycle[name]) for name in SHOWN if name in cycle and math.isfinite(cycle[name])}
-    if part == 0:
+    if part == GRADIENT:
         return _slice("gradient", track, at, at + length, about | {"became": kind})
-    if part == 3:
+    if part == REFUSAL:
         return _instant(kind, track, at, about)
-    name = COUNTERS[part - 4]
+    name = COUNTERS[part - REFUSAL - 1]
     return {"name": name, "ph": "C", "ts": at, "pid": PROCESS, "args": {name: about[name]}}
 
 

@@ -2,6 +2,7 @@
 
 import array
 import dataclasses
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -38,8 +39,8 @@ class Timeline:
         NaN where a value is not known.
       incidents: the other events, as they were logged: faults with their errors, retirements, pauses, ….
       num_workers: number of workers N.
-      measured: True if times of dispatch are known; in a simulated run a worker starts when its last cycle
-        ended, or, if it pulled later, when that view was there.
+      measured: True if the times at which gradients were finished are known. They are not in a simulated run, where a
+        worker begins when its last cycle ended, or, if that is later, when the commit that made its view was applied.
       devices: name of each worker's device; empty if not known.
       central: name of the central variable's device; empty if not known.
       sizes: bytes of a view and of a gradient, ``view_bytes`` and ``gradient_bytes``, if they travel between hosts.
@@ -71,7 +72,7 @@ def timeline(
 
     Raises:
       ValueError: if a cycle ends before it begins, a worker is not among the ``num_workers``, the log is of another number of
-        workers, or the history lacks a column or has columns of unlike lengths.
+        workers, or the history lacks a column.
 
     >>> import gemjax
     >>> events = [{"event": "dispatch", "time": 0.0, "worker": 0, "step": 0},
@@ -95,12 +96,12 @@ def timeline(
     cycles = _measured_last(cycles) if isinstance(source, Mapping) else cycles
     logged, devices = start.get("num_workers"), tuple(start.get("devices", ()))
     if None not in (logged, num_workers) and logged != num_workers:
-        raise ValueError(f"it is of a run with {logged} workers, but the run has {num_workers} workers")
+        raise ValueError(f"the log is of a run with {logged} workers, but the run has {num_workers} workers")
     num_workers = num_workers or logged or max(seen, 1)
     if seen > num_workers:
-        raise ValueError(f"worker {seen - 1} commits, but the run has {num_workers} workers")
+        raise ValueError(f"worker {seen - 1} takes part, but the run has {num_workers} workers")
     if devices and len(devices) != num_workers:
-        raise ValueError(f"it names {len(devices)} devices, but the run has {num_workers} workers")
+        raise ValueError(f"the log names {len(devices)} devices, but the run has {num_workers} workers")
     measured = bool(np.isfinite(cycles["ready"]).any())
     _fill(cycles, num_workers)
     within = np.clip(cycles["began"], cycles["dispatch"], cycles["ready"])
@@ -129,8 +130,7 @@ class _Rows:
     def add(self, kind: str, event: Mapping[str, Any], times: Mapping[str, float]) -> None:
         self.kinds.append(ARRIVALS.index(kind))
         for name, value in event.items():
-            # Text: the kind, and the error of a fault.
-            if value is not None and not isinstance(value, str) and name not in TIMES:
+            if isinstance(value, numbers.Real) and name not in TIMES:
                 if name not in self.columns:
                     self.columns[name] = array.array("d")
                 self._set(name, float(value))
@@ -152,7 +152,7 @@ class _Rows:
         """Return the indices of the rows of a kind."""
         return np.flatnonzero(np.array(self.kinds) == ARRIVALS.index(kind))
 
-    def keep(self, kind: str, count: int, begin: int) -> bool:
+    def cut_beyond(self, kind: str, count: int, begin: int) -> bool:
         """Cut at the first row of ``kind`` that is beyond ``count`` of them and not before ``begin``; True if there is one."""
         beyond = self.of(kind)[max(0, count) :]
         beyond = beyond[beyond >= begin]
@@ -182,7 +182,7 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
     running: dict[tuple[int, int], dict[str, float]] = {}
     applied, before = array.array("q"), 0  # The row of each commit; the number of commits before the log begins.
     start: Mapping[str, Any] = {}
-    missing: dict[str, int] = {}  # Refused commits that the run counts and the log lacks, less those of the reverse.
+    missing: dict[str, int] = {}  # Of each refusal: the count of the run minus that of the log.
     for event in events:
         if not isinstance(event, Mapping):
             raise TypeError(
@@ -205,7 +205,7 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
                 if (count := event.get(name)) is None:  # Older logs have none.
                     missing.setdefault(refusal, 0)
                     continue
-                cut |= rows.keep(refusal, count - missing.get(refusal, count), applied[-1] + 1 if applied else 0)
+                cut |= rows.cut_beyond(refusal, count - missing.get(refusal, count), applied[-1] + 1 if applied else 0)
                 missing[refusal] = count - len(rows.of(refusal))
             if cut:
                 incidents = [incident for incident in incidents if incident["time"] <= event["time"]]
@@ -261,9 +261,10 @@ def _measured_last(cycles: Columns) -> Columns:
 
 
 def _fill(cycles: Columns, num_workers: int) -> None:
-    """Fill in unknown times: a worker begins when its last cycle ended, or when there was the view that it pulled.
+    """Fill in times that are not known.
 
-    It has its view at once, and its gradient never waits.
+    A worker then begins when its last cycle ended, or, if that is later, when the commit that made its view was applied. The
+    view arrives at once, and the gradient is committed as soon as it is finished.
     """
     begin, views = _views(cycles)
     last = np.full(num_workers, begin)

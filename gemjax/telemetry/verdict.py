@@ -14,6 +14,10 @@ SMALL_WAIT = 0.25  # Of a gradient's time.
 FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
 PAUSED = 0.1  # Share of a run's time in callbacks and checkpoints that is small.
 TRIFLING = 0.1  # Of an equal share; a worker that commits less hardly takes part.
+# Reasons of the headline.
+LOCK_STEP, ROUND = "workers moved in lock step", "the commits came in a fixed round"
+TURNS_TAKEN, SELDOM = "workers took turns", "workers seldom computed at once"
+WAITED, CONSTANT = "workers waited for the central variable", "the staleness never varied"
 SIMULATED = "the order of the commits is that of the simulated trace; to change it, choose another arrival model."
 
 
@@ -91,21 +95,20 @@ def verdict(summary: "Summary") -> "Verdict":
             f"{ROUNDS * summary.num_workers} are needed.",
         )
     judged = {
-        "workers moved in lock step": _lock_step(summary),
-        "the commits came in a fixed round": _order(summary),
-        "workers took turns" if _take_turns(summary) else "workers seldom computed at once": _overlap(summary),
+        LOCK_STEP: _lock_step(summary),
+        ROUND: _order(summary),
+        TURNS_TAKEN if _take_turns(summary) else SELDOM: _overlap(summary),
         "one worker did nearly everything": _dominance(summary),
-        "workers waited for the central variable": _wait(summary),
-        "the staleness never varied": _staleness(summary),
+        WAITED: _wait(summary),
+        CONSTANT: _staleness(summary),
         "some workers hardly took part": _participation(summary),
     }
     if not summary.measured:
         judged = {reason: dataclasses.replace(finding, advice=SIMULATED) for reason, finding in judged.items()}
     elif _is_one_device(summary):  # What follows from the turns needs no advice of its own.
-        follows = {"the commits came in a fixed round", "the staleness never varied"}
-        follows |= {"workers waited for the central variable"} if summary.colocated else set()
+        follows = {ROUND, CONSTANT} | ({WAITED} if summary.colocated else set())
         judged |= {reason: dataclasses.replace(judged[reason], advice="") for reason in follows}
-    unknown = {"workers moved in lock step": summary.versions, "the staleness never varied": summary.staleness_mode}
+    unknown = {LOCK_STEP: summary.versions, CONSTANT: summary.staleness_mode}
     judged = {reason: finding for reason, finding in judged.items() if not np.isnan(unknown.get(reason, 0.0))}
     judged["much of the work was discarded"] = _waste(summary)
     explained: set[str] = set()
@@ -113,8 +116,7 @@ def verdict(summary: "Summary") -> "Verdict":
         pauses = _pauses(summary)
         judged[f"callbacks and checkpoints stopped the run for {_percent(_paused(summary))} of its time"] = pauses
         if not pauses.passed:  # After each of them all workers are ready, and commit one after the other.
-            explained = {"the commits came in a fixed round", "workers took turns", "workers seldom computed at once"}
-            explained |= {"workers waited for the central variable", "the staleness never varied"}
+            explained = {ROUND, SELDOM, WAITED, CONSTANT} | (set() if _is_one_device(summary) else {TURNS_TAKEN})
             judged |= {r: dataclasses.replace(judged[r], advice="", decisive=False) for r in explained & judged.keys()}
     failed = {reason: finding for reason, finding in judged.items() if not finding.passed and reason not in explained}
     decisive = [reason for reason, finding in failed.items() if finding.decisive]
@@ -181,7 +183,7 @@ def _is_one_device(s: Summary) -> bool:
 def _dominance(s: Summary) -> Finding:
     worker = int(np.argmax(s.share))
     return Finding(
-        s.share[worker] < max(0.8, 1.6 / s.num_workers),
+        s.share[worker] < 0.8,
         f"The busiest worker, {worker}, made {_percent(s.share[worker])} of the commits (equal shares: "
         f"{_percent(1 / s.num_workers)}).",
         "look at the others: faults, much slower devices, late data.",
@@ -267,13 +269,13 @@ def _waste(s: Summary) -> Finding:
 def duration(seconds: float) -> str:
     """Return a duration in a suitable unit.
 
-    >>> duration(0.0123), duration(75.0), duration(2e-5), duration(7384.0)
-    ('12.3 ms', '75 s', '20 µs', '7384 s')
+    >>> duration(0.0123), duration(75.0), duration(2e-5), duration(7384.0), duration(0.9996)
+    ('12.3 ms', '75 s', '20 µs', '7384 s', '1 s')
     """
     if 999.5 <= seconds < 1e9:
         return f"{seconds:.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
+        if seconds >= 0.9995 * size:  # Rounded to three digits, it is 1.
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} µs"
 

@@ -96,11 +96,21 @@ def test_a_log_cut_short_by_a_crash_can_be_continued(tmp_path):
     assert [event["event"] for event in eventlog.read(path)] == ["start", "end"]
 
 
+def test_an_end_that_is_no_line_of_a_log_is_kept_and_refused(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event":"start","time":0.0}\nremember this run')
+    with EventLog(path) as log, pytest.raises(ValueError, match="line 2: not an event"):
+        log.check_continued(gemjax.Trace([], num_workers=1))
+    assert path.read_text().endswith("remember this run")
+
+
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
         ("no json", "Expecting value"),
         ("[1, 2]", "event is None"),
+        ('{"event":[],"time":0}', r"event is \[\], expected one of start"),
+        (f'{{"event":"fault","error":"{"x" * 2**20}"}}', "Unterminated string"),
         ('{"event":"party","time":0}', "event is 'party', expected one of start, dispatch"),
         ('{"event":"commit","worker":0,"step":0,"pulled_at":0}', "time of a commit is None, expected a number"),
         ('{"event":"commit","time":0,"step":0,"pulled_at":0}', "worker of a commit is None, expected a number"),

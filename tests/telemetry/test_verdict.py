@@ -124,6 +124,12 @@ def test_a_slow_callback_is_the_reservation_and_nothing_else_is_blamed():
     assert "+ Callbacks and checkpoints stopped the run for 2.3" in str(verdict)
 
 
+def test_slow_callbacks_do_not_explain_that_workers_share_one_device():
+    events = after_callbacks(0.5, gradient=0.01)
+    events[0]["devices"] = ["gpu:0"] * 4
+    assert judge(events).headline == "Not asynchronous: workers took turns."
+
+
 def test_discarded_work_is_a_reservation():
     events = free()
     for number, event in enumerate(events):

@@ -83,6 +83,7 @@ def test_a_run_goes_on_from_its_result_and_from_its_checkpoint(x64, mixed, tmp_p
     with gemjax.EventLog(tmp_path / "log") as log:
         resumed = run(GEM, problem, 40, log=log, **options)
     assert eventlog.trace_of(tmp_path / "log", WORKERS) == resumed.trace
+    assert len(gemjax.timeline(eventlog.read(tmp_path / "log")).only("commit")["worker"]) == 40
     for result in (run(GEM, problem, 40, state=first), resumed):
         assert result.trace.first(20) == first.trace
         assert_mixed(result.trace)
