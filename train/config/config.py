@@ -156,7 +156,7 @@ class Config(Scheduling, Common):
     checkpoint_every: int = 0
     """Commits between two checkpoints, at least; 0: `--checkpoint-seconds` alone decides."""
     checkpoint_seconds: float = 600.0
-    """Seconds between two checkpoints, at least; a killed run loses as much. 0: only at the end and at Ctrl-C."""
+    """Least seconds between two checkpoints; a killed run loses what came after the last one. 0: only at the end, or Ctrl-C."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep; 0: all, so that `replay` has short pieces."""
     tensorboard: bool = False

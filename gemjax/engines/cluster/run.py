@@ -25,7 +25,7 @@ from gemjax.engines.result import Callback, Result, continue_numbers, leaving
 from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
 from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate
-from gemjax.engines.transition import RunState, workers_of
+from gemjax.engines.transition import RunState, Transition, workers_of
 from gemjax.methods.error_feedback import round_to
 from gemjax.protocol import Loss, PyTree
 from gemjax.protocol.local_steps import LocalSteps
@@ -179,12 +179,12 @@ def run_on_cluster(
         saving=Saving(checkpoints, resume, checkpoint_seconds), in_files=workers.central_hosts is not None,
     )  # fmt: skip
     warn_of_two_rates(tx, params, local)
-    del state  # The run has a copy, so the caller can free this one.
+    del state, params, model_state  # The run has copies, so the caller can free these.
 
-    def programs(begin: RunState) -> ClusterPrograms:
+    def programs(transition: Transition, begin: RunState) -> ClusterPrograms:
         plain = as_batches(batches, num_workers)
         begin, periods = continue_numbers(begin, plain, local)
-        transition = dataclasses.replace(run.transition, local=periods)
+        transition = dataclasses.replace(transition, local=periods)
         grouped = plain if periods is None else LocalBatches(plain, periods)
         kind = ClusterPrograms if workers.central_hosts is None else SharedPrograms
         return kind(

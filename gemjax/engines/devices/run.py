@@ -24,7 +24,7 @@ from gemjax.engines.result import Callback, Result, continue_numbers
 from gemjax.engines.running.checkpoints.checkpoints import Checkpoints
 from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate
-from gemjax.engines.transition import RunState, workers_of
+from gemjax.engines.transition import RunState, Transition, workers_of
 from gemjax.protocol import Loss, PyTree
 from gemjax.protocol.checks import check_bool, integer
 from gemjax.protocol.local_steps import LocalSteps
@@ -116,7 +116,8 @@ def run_on_devices(
         fails or that Ctrl-C ends. Default: none.
       resume: True to continue from the newest checkpoint in ``checkpoints``, if there is one, with the whole ``history``; the
         order of arrivals after it is a new one. False (default): the folder must have none.
-      checkpoint_seconds: seconds between two checkpoints, positive; default 600. A killed run loses as much at most.
+      checkpoint_seconds: least seconds between two checkpoints, positive; default 600. A killed run loses what came
+        after the last complete one.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread before a finished gradient is queued; may block,
         raise, or return a function that changes the gradient (as :class:`gemjax.testing.Faults` does), which gets a tree of the
         engine's packed arrays.
@@ -174,12 +175,12 @@ def run_on_devices(
     )  # fmt: skip
     warn_if_colocated(placement)
     warn_of_two_rates(tx, params, local)
-    del state  # The run has a copy, so the caller can free this one.
+    del state, params, model_state  # The run has copies, so the caller can free these.
 
-    def programs(begin: RunState) -> Programs:
+    def programs(transition: Transition, begin: RunState) -> Programs:
         kept = as_batches(batches, run.num_workers)
         begin, periods = continue_numbers(begin, kept, local)
-        transition = dataclasses.replace(run.transition, local=periods)
+        transition = dataclasses.replace(transition, local=periods)
         kept = _on_workers(kept, placement, begin)
         kept = kept if periods is None else LocalBatches(kept, periods)
         interruptible = run.policy.interrupt is not None

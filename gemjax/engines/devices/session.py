@@ -39,8 +39,7 @@ from gemjax.engines.result import (
 from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluate, Evaluation, Evaluator, every_of
 from gemjax.engines.running.interrupts import Held
-from gemjax.engines.transition import RunState, Transition, first_shapes
-from gemjax.engines.transition import first_state as first_state_of
+from gemjax.engines.transition import RunState, Transition, first_shapes, first_state
 from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_positive, integer
 from gemjax.protocol.diagnostics import names
@@ -61,6 +60,7 @@ class Run(Options):
     recorded: Trace | None
     earlier: History
     log: EventLog | None
+    in_files: bool  # True if arrays of the state may be in files or other processes.
 
     @property
     def num_workers(self) -> int:
@@ -69,50 +69,46 @@ class Run(Options):
 
     def execute(
         self,
-        make_programs: Callable[[RunState], CentralPrograms],
+        make_programs: Callable[[Transition, RunState], CentralPrograms],
         make_waiters: Callable[[Any], Waiters],
-        first_state: Callable[[Transition, PyTree, PyTree], RunState] = first_state_of,
+        first: Callable[[Transition, PyTree, PyTree], RunState] = first_state,
     ) -> Result:
-        """Run, with the transport's programs for the state to begin with, and its waiters for these programs.
+        """Run; the transport makes its programs for the state that the run begins with, and its waiters for these programs.
 
         The state is made in the host's memory, because stacked for all workers it may be too large for a device. A transport
-        whose central variable is on several hosts has a ``first_state`` of its own, with shapes in place of some arrays.
+        whose central variable is on several hosts has a function ``first`` of its own, with shapes in place of some arrays.
         """
         host = host_devices()[0]
         on_host = lambda leaf: jax.device_put(leaf, host) if isinstance(leaf, jax.Array) else leaf
         with jax.default_device(host):
             params, model_state = jax.tree.map(on_host, (self.params, self.model_state))
-            self.transition = self.transition.bind(params, model_state)
+            transition = self.transition.bind(params, model_state)
             if self.state is None or self.recorded is None:
-                first = first_state(self.transition, params, model_state)
+                begin = first(transition, params, model_state)
             else:
-                first = checked_state(
-                    self.state,
-                    first_shapes(self.transition, params, model_state),
-                    elsewhere=first_state is not first_state_of,
-                )
-                first = continued(first, self.recorded)
-            rejected, dropped = int(first.rejected), int(first.dropped)
+                shapes = first_shapes(transition, params, model_state)
+                begin = continued(checked_state(self.state, shapes, elsewhere=self.in_files), self.recorded)
+                if transition.num_blocks and len(self.recorded) and self.recorded.read_at is None:
+                    raise ValueError("recorded= has no read_at, so it does not replay; give the run's own trace")
+            rejected, dropped = int(begin.rejected), int(begin.dropped)
             self.state = self.params = self.model_state = None  # So that the caller can free them.
-            programs = make_programs(first)
-            del first, params, model_state
+            programs = make_programs(transition, begin)
+            del begin, params, model_state
         history = RunHistory(programs.read, self.num_workers, self.recorded, self.log, rejected, dropped, self.earlier)
         alone = self.log.alone(history.trace()) if isinstance(self.log, EventLog) else contextlib.nullcontext()
-        made: list[Result] = []
+        evaluation, made = self.evaluation, list[Result]()
+        evaluates = evaluation.evaluate is not None
         with (
             leaving(made), make_waiters(programs) as waiters, contextlib.closing(programs), alone, Held() as held,
-            contextlib.ExitStack() as threads,
+            Evaluator(evaluation, programs.evaluator, waiters.wake) if evaluates else contextlib.nullcontext() as evaluator,
         ):  # fmt: skip
-            evaluator = None
-            if self.evaluation.evaluate is not None:
-                evaluator = threads.enter_context(Evaluator(self.evaluation, programs.evaluator, waiters.wake))
             try:
                 stopped = Scheduler(self, programs, waiters, history, held, evaluator).run()
-                evaluations = self.evaluation.columns()
+                evaluations = evaluation.columns()
                 made.append(Result(programs.reached(), history.history(), history.trace(), stopped, evaluations))
                 held.check()
             except BaseException as error:
-                leave_result(error, lambda: _reached(programs, history, self.evaluation))
+                leave_result(error, lambda: _reached(programs, history, evaluation))
                 self.saving.after(error)
                 raise
             self.saving.end(made[0])
@@ -180,9 +176,10 @@ def prepare(
     if members.num_workers != num_workers:
         raise ValueError(f"members are for {members.num_workers} workers, but the run has {num_workers}")
     return Run(
-        num_commits, policy, members, callback, callback_every, seconds, sorted(map(int, stops)), progress, saving,
-        Evaluation(evaluate, evaluate_every, num_commits, evaluations),
-        transition, params, model_state, state, recorded, earlier, log,
+        num_commits=num_commits, policy=policy, members=members, callback=callback, callback_every=callback_every,
+        callback_seconds=seconds, stops=sorted(integer("stops", stop, 0) for stop in stops), progress=progress,
+        saving=saving, evaluation=Evaluation(evaluate, evaluate_every, num_commits, evaluations), transition=transition,
+        params=params, model_state=model_state, state=state, recorded=recorded, earlier=earlier, log=log, in_files=in_files,
     )  # fmt: skip
 
 

@@ -138,8 +138,8 @@ def simulate(
       resume: True to continue from the newest checkpoint in ``checkpoints``, if there is one, with the whole ``history``. A
         resumed simulation equals an uninterrupted one bit for bit; on devices the order of arrivals is a new one. False
         (default): the folder must have none.
-      checkpoint_seconds: seconds between two checkpoints, positive; default 600. A killed run loses as much at most, and the
-        compiled call in progress.
+      checkpoint_seconds: least seconds between two checkpoints, positive; default 600. A killed run loses what came
+        after the last complete one.
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
         are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
         accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up

@@ -1,5 +1,8 @@
 """Runs on devices that continue or stop, and arguments that they refuse."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,7 +134,40 @@ def test_arrays_of_the_caller_are_not_donated():
     assert np.isfinite(second.params["x"]).all()
 
 
+def test_the_run_keeps_no_arrays_of_the_caller():
+    """Neither its parameters nor the state that it continues."""
+    arrays, alive, first = [], [], [run(num_commits=4)]
+
+    def watched(tree):
+        arrays.append(weakref.ref(jax.tree.leaves(tree)[0]))
+        return tree
+
+    def callback(progress):
+        gc.collect()
+        alive.append(sum(array() is not None for array in arrays))
+
+    gemjax.run_on_devices(
+        GEM, QUADRATIC.loss_fn, watched({"x": jnp.ones(4)}), QUADRATIC.batches, 20, state=watched(first.pop()),
+        callback=callback,
+    )  # fmt: skip
+    assert set(alive) == {0}
+
+
 # --- Arguments
+
+
+@pytest.mark.parametrize("stops", [[99.9], [-1]])
+def test_stops_are_counts(stops):
+    with pytest.raises(ValueError, match="stops must be an int"):
+        run(stops=stops)
+
+
+def test_a_trace_without_the_clocks_of_the_blocks_is_refused():
+    first = run(num_commits=4, atomic=False)
+    columns = {name: getattr(first.trace, name) for name in ("worker", "step", "time", "draw", "pulled_at")}
+    recorded = gemjax.Trace(**columns, num_workers=4)
+    with pytest.raises(ValueError, match="recorded= has no read_at"):
+        run(num_commits=8, atomic=False, state=first.state, recorded=recorded)
 
 
 def test_a_state_of_another_run_is_refused():
