@@ -64,7 +64,9 @@ WRONG = [
     (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),
     (["--method", "easgd", "--strength", "2", "--dry-run"], "easgd: strength"),
     (["--quorum", "9"], "--quorum"),
-    (["--grace", "0.2"], "--grace"),
+    (["--grace", "0.2"], "--grace is the time after a quorum; give --quorum as well"),
+    (["--max-staleness", "2", "--interrupt", "3"], "--max-staleness goes with neither --quorum nor --interrupt; leave"),
+    (["--quorum", "3", "--interrupt", "2"], "--interrupt=2 must be at least the quorum, got --quorum=3"),
     (["--dry-run", "digits"], "digits; a configuration comes first"),
     (["--\x1b[31m"], "--\\x1b[31m"),
     (["--resume", "nowhere"], "nowhere"),
@@ -209,6 +211,21 @@ def test_a_resumed_run_may_be_evaluated_by_other_intervals(tmp_path, begun, give
     Config(out=str(tmp_path), engine="simulate", **begun).save(tmp_path / "config.json")
     config, _ = command.parse(["--resume", str(tmp_path), *given])
     assert (config.eval_every, config.eval_seconds) == evaluations
+
+
+def test_resuming_the_newest_run_names_its_folder(tmp_path, monkeypatch):
+    """Else the configuration of this run would be applied to one that begins meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    Config(workers=5).save("runs/one/config.json")
+    assert command.parse(["--resume"])[1] == "runs/one"
+
+
+def test_the_name_of_a_data_set_is_no_markup(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("photos[old]")
+    monkeypatch.setattr(story, "train", lambda *_: {"finished": True})
+    assert cli.main(["--dataset", "./photos[old]", "--out", "run"]) == 0
+    assert "photos[old]: preparing data" in capsys.readouterr().out
 
 
 def test_resuming_starts_from_the_configuration_of_the_run(tmp_path):

@@ -85,7 +85,7 @@ class RunCallback:
         self._evaluated = self._begun = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
         # With a divided central variable, when the actors have made the first state, which no process has whole.
-        self.first_is_due = config.central_hosts > 0 and done == 0
+        self.first_is_due = config.central_hosts > 0 and checkpoints.latest is None
         if not self.first_is_due:
             interrupt.go_on = folder.go_on
         self._after_error = False
@@ -118,10 +118,12 @@ class RunCallback:
         is_free = not self.beside  # A run on devices does not wait until the checkpoint before is written.
         with self._warning_of_failure():
             is_free |= self.checkpoints.wait(timeout=0)
-        if self.first_is_due or (is_free and done > self._saved and self._is_time_to_save(done)):
+        if self.first_is_due:
+            self.save_first(progress.state(), progress.trace())
+            self.first_is_due, self.interrupt.go_on = False, self.folder.go_on
+        elif is_free and done > self._saved and self._is_time_to_save(done):
             with self._warning_of_failure():
                 self.save(progress.state(), progress.trace())
-            self.first_is_due = False
             self._saved, self._saved_at = done, time.perf_counter()
 
     def _is_time_to_save(self, done: int) -> bool:
@@ -142,14 +144,15 @@ class RunCallback:
             say(self.console, f"warning: {error}")
 
     def save(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Write a checkpoint, unless the newest one has the same number of commits.
+        """Write a checkpoint, unless the newest one has the same number of commits and of evaluations.
 
         Raises:
           CheckpointWriteError: (an OSError) if it cannot be written; an error in the background is raised later.
         """
         with self._warning_of_failure():
             self.checkpoints.wait()
-        if len(trace) != self.checkpoints.latest:
+        metadata = self.checkpoints.metadata if self.checkpoints.latest == len(trace) else None
+        if metadata is None or metadata["metrics"] != self.folder.sizes()["metrics"]:
             if self.beside:
                 self.folder.provenance.unevaluated = (
                     self._due(len(trace)) - self._begun > self._recorded + self._declined
@@ -169,13 +172,10 @@ class RunCallback:
         if not self.folder.provenance.unevaluated or self.config.central_hosts:
             return
         if self.last[0] < len(trace):  # The row may have been written before the failure.
-            reached = gemjax.Progress(
-                commits=len(trace), total=self.task.num_commits, rejected=int(state.rejected), dropped=int(state.dropped),
-                params=state.params, model_state=state.model_state, state=lambda: state, trace=lambda: trace,
-                history={"time": trace.time[-1:]},
-            )  # fmt: skip
-            self.evaluate(reached)
+            found = self.task.evaluate(state.params, state.model_state)
+            self.record(len(trace), float(trace.time[-1]), *found)
         self.folder.provenance.unevaluated = False
+        self._recorded = 0  # This one was due before this session.
 
     def finish(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
         """Write the last checkpoint, and return when it is on disk.

@@ -6,7 +6,7 @@ import logging
 import sys
 
 from train.common import interrupts
-from train.common.console import RunConsole
+from train.common.console import RunConsole, say
 from train.common.errors import UsageError
 from train.common.files import FULL, in_words, release, reserve
 from train.config import helptext
@@ -47,14 +47,14 @@ def run(argv: list[str]) -> int:
     if config.engine == "cluster" and importlib.util.find_spec("ray") is None:
         raise UsageError("--engine cluster needs Ray: pip install 'gemjax[cluster]'")
     console = RunConsole()
-    console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
+    say(console, f"{config.method} on {config.dataset}: preparing data and parameters …")
     import gemjax  # After the flags have been checked: this imports JAX.
     from gemjax.engines.running.checkpoints import CheckpointWriteError
     from train.run.engine import result_of
     from train.run.folder import RunFolder
     from train.run.train import train
 
-    folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
+    folder = RunFolder(resume) if resume else RunFolder.fresh(config)
     # Orbax logs a traceback for each failed write; the run reports it in one line.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     interrupt = interrupts.StopRequest()
@@ -66,7 +66,9 @@ def run(argv: list[str]) -> int:
     except gemjax.CheckpointError as error:
         raise UsageError(str(error)) from error
     except gemjax.RunFailedError as error:
-        unsaved = result_of(error) is None and folder.config.exists() and folder.can_be_resumed()
+        result = result_of(error)
+        is_saved = result is not None and folder.checkpoints(read_only=True).latest == len(result.trace)
+        unsaved = not is_saved and folder.config.exists() and folder.can_be_resumed()
         go_on = f"; go on with: {folder.go_on}" if unsaved else ""
         advice = f"; {MORE_MEMORY}" if "RESOURCE_EXHAUSTED" in str(error) else ""
         raise UsageError(f"the run failed: {error}{advice}{go_on}") from error
@@ -85,7 +87,7 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> tuple[Config, str | None]:
-    """Return the configuration that a command line asks for, and the run to resume if any.
+    """Return the configuration that a command line asks for, and the folder of the run to resume if any.
 
     Raises:
       UsageError: if the command line is wrong.
@@ -99,7 +101,8 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     if resume:
         from train.run.folder import RunFolder
 
-        default = Config.load(RunFolder.find(resume).config)
+        folder = RunFolder.find(resume)
+        resume, default = str(folder.path), Config.load(folder.config)
     helptext.show(argv, USAGE, ABOUT, default)
     if resume:
         check_resumed(given, named, default)

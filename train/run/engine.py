@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 
 import gemjax
+from gemjax.engines.devices.hardware.placement import spare
 from gemjax.engines.result import check_end, leave_result
 from train.config.config import Config
 from train.run.callback import RunCallback, commits_between
@@ -37,9 +38,10 @@ class Prepared(NamedTuple):
     trace: gemjax.Trace | None
     longer: gemjax.Trace | None
 
-    @property
-    def evaluator(self) -> jax.Device | None:
-        """The device on which a run is evaluated; `None` for the first one."""
+    def evaluator(self, cluster: gemjax.Cluster | None) -> jax.Device | None:
+        """Return the device on which the engine evaluates a run; `None` for the first one."""
+        if cluster is not None:
+            return spare((cluster.central,), cluster.central)
         return self.placement.evaluator if self.placement else None
 
 
@@ -49,7 +51,7 @@ def run_engine(
     passed: Arguments,
     initial: list[gemjax.RunState | None],
     recorded: gemjax.Trace,
-    workers: gemjax.Cluster | None,
+    cluster: gemjax.Cluster | None,
     callback: RunCallback,
 ) -> gemjax.Result:
     """Run the engine of the configuration; only a simulation has its trace beforehand."""
@@ -70,12 +72,12 @@ def run_engine(
                 leave_result(error, lambda: result)
                 raise
         return dataclasses.replace(result, stopped=len(result.trace) < task.num_commits)
-    if workers is not None:
-        run = functools.partial(gemjax.run_on_cluster, cluster=workers)
+    if cluster is not None:
+        run = functools.partial(gemjax.run_on_cluster, cluster=cluster)
     else:
         run = functools.partial(gemjax.run_on_devices, placement=prepared.placement)
     # Compiled before the clock starts: the first evaluation would take cores from all workers.
-    task.evaluate(task.params, task.model_state, device=prepared.evaluator)
+    task.evaluate(task.params, task.model_state, device=prepared.evaluator(cluster))
     members = gemjax.Members(config.workers)
     callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
     if callback.first_is_due:

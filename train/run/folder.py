@@ -63,9 +63,9 @@ class RunFolder:
         if config.out is None:
             return folder
         folder.check_new()
-        if folder.path.exists() and (
-            others := sorted(name for name in os.listdir(folder.path) if not LEFTOVERS.fullmatch(name))
-        ):
+        found = sorted(os.listdir(folder.path)) if folder.path.exists() else []
+        saves = folder.checkpoints(read_only=True).latest is not None
+        if others := [name for name in found if saves or not LEFTOVERS.fullmatch(name)]:
             raise FileExistsError(
                 f"--out {folder.path} is not empty: it holds {others[0]}; choose an empty or a new folder"
             )
@@ -158,9 +158,10 @@ class RunFolder:
         """
         log.sync()  # Before the checkpoint that holds the log's size, so that a power cut cannot leave a shorter log.
         files.sync(self.metrics)
-        checkpoints.save(state, trace, self._sizes() | self.provenance.metadata(), wait=wait)
+        checkpoints.save(state, trace, self.sizes() | self.provenance.metadata(), wait=wait)
 
-    def _sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of the records."""
         records = {"events": self.events, "metrics": self.metrics}
         return {name: path.stat().st_size if path.exists() else 0 for name, path in records.items()}
 
@@ -185,7 +186,7 @@ class RunFolder:
 
     def _check_no_records(self, config: Config) -> None:
         """Check that a run that begins here replaces no records."""
-        if found := [f"{name}.jsonl" for name, size in self._sizes().items() if size]:
+        if found := [f"{name}.jsonl" for name, size in self.sizes().items() if size]:
             raise RecordError(
                 f"{self.path} cannot be resumed: there is no checkpoint in {self.saved}, but there are records in "
                 f"{' and '.join(found)}, which a new start would delete; restore the checkpoints, or {self.begin_again(config)}"
@@ -212,7 +213,7 @@ class RunFolder:
 
     def can_be_resumed(self) -> bool:
         """Return True if the run has a checkpoint, or no records that a new start would delete."""
-        return self.checkpoints(read_only=True).latest is not None or not any(self._sizes().values())
+        return self.checkpoints(read_only=True).latest is not None or not any(self.sizes().values())
 
     def rewind(self, sizes: dict[str, Any], commits: int, applied: int) -> None:
         """Truncate the records to their sizes at a checkpoint, and remove conclusions on commits that will be made again.

@@ -54,16 +54,18 @@ def read_metrics(path: Path, size: int | None = None) -> dict[str, np.ndarray]:
         return {}
     with open(path, "rb") as file:
         lines = file.read(-1 if size is None else size).split(b"\n")[:-1]
-    rows: list[dict[str, float | None]] = []
+    rows: list[dict[str, float]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(dict.fromkeys(METRICS) | json.loads(line))
+            row = dict.fromkeys(METRICS) | json.loads(line)
+            rows.append({name: math.nan if value is None else +value for name, value in row.items()})
+            rows[-1]["commits"] = int(rows[-1]["commits"])
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{path}, line {number}: not metrics of a run: {error}; the line is {line[:80]!r}"
             ) from error
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([np.nan if row.get(name) is None else row[name] for row in rows]) for name in names}
+    return {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
 
 
 class ArrivalRow(NamedTuple):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import re
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from train.common.machine import cores, in_its_precision
 from train.config.config import Config
 from train.config.methods import METHODS
 from train.config.parsing import in_flags
+from train.config.validation import flag
 from train.run.callback import RunCallback
 from train.run.engine import Prepared, result_of, run_engine
 from train.run.folder import RunFolder
@@ -54,14 +56,14 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
             return folder.read_summary() | {"finished": True}
         interrupt = interrupt or StopRequest()
         with contextlib.ExitStack() as during_run:
-            workers = during_run.enter_context(ray_cluster(config, console))
+            cluster = during_run.enter_context(ray_cluster(config, console))
             until_summary.enter_context(folder.alone())
             checkpoints = during_run.enter_context(folder.checkpoints(config.keep_checkpoints))
             until_summary.enter_context(interrupt)  # After Ray, which has a handler of its own.
             during_run.callback(setattr, interrupt, "unsaved", False)
             if new:
                 folder.check_new()
-            say(console, f"compiling (once per {'worker' if workers else 'device'}) …")
+            say(console, f"compiling (once per {'worker' if cluster else 'device'}) …")
             passed = arguments(config, prepared.task)
             # The state of a real run is in host memory: it may be larger than the memory of one device.
             device = jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
@@ -87,9 +89,9 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
             with line, scalars, warnings_on(console):
                 began, result = time.perf_counter(), None
                 try:
-                    result = run_engine(config, prepared, passed, initial, recorded, workers, callback)
+                    result = run_engine(config, prepared, passed, initial, recorded, cluster, callback)
                     seconds = time.perf_counter() - began
-                    callback.conclude(result, prepared.evaluator)
+                    callback.conclude(result, prepared.evaluator(cluster))
                 except Exception as error:  # The run can be resumed from the saved state, once the cause is fixed.
                     callback.save_after_error(result_of(error) or result)
                     raise
@@ -158,7 +160,9 @@ def policy(config: Config) -> gemjax.Policy:
         )
         return given.resolved(config.workers, METHODS[config.method].rounds)
     except ValueError as error:
-        raise UsageError(f"--{error}") from error
+        # The first word is a field, and so is each name before an equals sign.
+        words = re.sub(r"(^\w+|\w+(?==))(=(?!\d))?", lambda found: flag(found[1]), str(error))
+        raise UsageError(words) from error
 
 
 def cpu_devices(config: Config) -> int:

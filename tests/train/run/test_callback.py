@@ -2,14 +2,18 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import gemjax
+from train.common.interrupts import StopRequest
 from train.config.config import Config
 from train.run import callback
 from train.run.callback import RunCallback, evaluations
+from train.run.engine import Prepared
+from train.run.records import Means
 
 
 @pytest.mark.parametrize(
@@ -59,3 +63,51 @@ def test_evaluations_on_devices_take_a_fifth_of_the_time_unless_they_are_asked_f
     assert found[0] == {"test_loss": 0.5, "test_accuracy": 0.9}
     assert 200 - found.count(None) == pytest.approx(made, abs=2)
     assert one._declined == found.count(None)
+
+
+def test_an_evaluation_that_is_made_up_does_not_count_for_one_in_flight():
+    """The checkpoint at 200 commits was one of an evaluated state: a resumed run had no row of them."""
+    one, saved = object.__new__(RunCallback), []
+    one.folder = SimpleNamespace(
+        provenance=SimpleNamespace(unevaluated=True),
+        save_checkpoint=lambda *_: saved.append(one.folder.provenance.unevaluated),
+        add_metrics=lambda **_: None,
+    )
+    one.task = SimpleNamespace(evaluate=lambda *_: (0.5, 0.9))
+    one.config, one.beside, one.log = Config(), True, None
+    one.checkpoints = SimpleNamespace(latest=100, wait=lambda: True)
+    one.line, one.scalars, one.means = SimpleNamespace(), SimpleNamespace(write=lambda *_: None), Means()
+    one.evaluations, one.last = np.array([100, 200, 300]), (-1, np.nan, np.nan)
+    one._evaluated_at, one._refused, one._begun, one._recorded, one._declined = 0.0, [0, 0], 1, 0, 0
+    traces = [gemjax.Trace(worker=[0] * commits, num_workers=1) for commits in (100, 200)]
+    one.make_up(SimpleNamespace(params=None, model_state=()), traces[0])
+    one.save(None, traces[1])
+    assert saved == [True]
+
+
+def test_a_run_on_several_hosts_names_its_command_once_its_first_checkpoint_is_written():
+    """If that failed, it went on without one, and a run that was killed then could not be resumed."""
+    one, moments = object.__new__(RunCallback), [OSError("full"), None]
+
+    def save(*_, wait):
+        assert wait
+        if error := moments.pop(0):
+            raise error
+
+    one.folder = SimpleNamespace(save_checkpoint=save, go_on="run again")
+    one.line, one.checkpoints = SimpleNamespace(update=lambda *_: None), SimpleNamespace(wait=lambda timeout: True)
+    one.beside, one.first_is_due, one.means, one.log, one.interrupt = True, True, Means(), None, StopRequest()
+    progress = SimpleNamespace(
+        commits=0, rejected=0, history={}, evaluations={}, state=lambda: None, trace=lambda: None
+    )
+    with pytest.raises(OSError, match="full"):
+        one.poll(progress)
+    assert (one.first_is_due, one.interrupt.go_on) == (True, "")
+    one.poll(progress)
+    assert (one.first_is_due, one.interrupt.go_on) == (False, "run again")
+
+
+def test_the_evaluation_before_the_clock_starts_is_on_the_device_of_the_engine_s():
+    """On a cluster it was on the first device, and the first one of the run compiled beside the workers."""
+    prepared, (central, other, *_) = Prepared(*[None] * 6), jax.devices()
+    assert prepared.evaluator(SimpleNamespace(central=central)) == other

@@ -95,3 +95,21 @@ def test_the_command_line_reports_the_error_in_one_line(tmp_path, monkeypatch, c
     monkeypatch.setattr(training, "train", refuse)
     assert cli.main(["--resume", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == "train: lines are missing\n"
+
+
+@pytest.mark.parametrize("line", ["{}", '{"commits": 22, "time": "1.0"}'])
+def test_a_line_without_the_numbers_of_an_evaluation_is_named(folder, line):
+    folder.metrics.write_text(f'{{"commits": 11, "time": 0.5, "test_loss": null}}\n{line}\n')
+    with pytest.raises(RecordError, match=r"metrics\.jsonl, line 2: not metrics of a run"):
+        folder.read_metrics()
+
+
+def test_a_new_run_replaces_no_checkpoints(tmp_path):
+    """It ended with the words that there is no file events.jsonl."""
+    folder = RunFolder(tmp_path / "run")
+    state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=1), jnp.zeros(2), num_workers=1)
+    with folder.checkpoints() as checkpoints:
+        assert RunFolder.fresh(Config(out=str(folder.path))).path == folder.path
+        checkpoints.save(state, gemjax.Trace(worker=[], num_workers=1))
+    with pytest.raises(FileExistsError, match="is not empty: it holds checkpoints; choose"):
+        RunFolder.fresh(Config(out=str(folder.path)))

@@ -152,11 +152,17 @@ def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
     written = []
     callback = object.__new__(RunCallback)
     callback.beside = False
-    callback.log, callback.checkpoints = None, SimpleNamespace(latest=2, wait=lambda: True)
-    callback.folder = SimpleNamespace(save_checkpoint=lambda *what: written.append(len(what[2])))
+    callback.log, size = None, 7
+    callback.checkpoints = SimpleNamespace(latest=2, wait=lambda: True, metadata={"metrics": 7})
+    callback.folder = SimpleNamespace(
+        save_checkpoint=lambda *what: written.append(len(what[2])), sizes=lambda: {"metrics": size}
+    )
     for commits in (2, 3):
         callback.save(None, gemjax.Trace(worker=[0] * commits, num_workers=1))
     assert written == [3]
+    size = 14  # A row of metrics that the checkpoint does not have would be lost when the run is resumed.
+    callback.save(None, gemjax.Trace(worker=[0] * 2, num_workers=1))
+    assert written == [3, 2]
 
 
 @pytest.mark.slow

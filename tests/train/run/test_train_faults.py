@@ -15,6 +15,7 @@ from small_runs import hanging, run
 import gemjax
 from gemjax.telemetry import eventlog
 from gemjax.testing import Faults
+from train import cli
 from train.run import engine
 from train.run import train as training
 from train.run.folder import RunFolder
@@ -160,3 +161,22 @@ def test_the_result_of_an_error_s_cause_is_saved(tiny, small, monkeypatch, lost)
         assert checkpoints.latest == 0 if lost else checkpoints.latest >= 9
     assert ("could not be saved: " in output.file.getvalue()) == bool(lost)
     assert run(small, folder)[1]["finished"]
+
+
+@pytest.mark.parametrize("made", [0, 2])
+def test_a_run_that_failed_names_the_command_unless_its_commits_were_saved(monkeypatch, tmp_path, capsys, made):
+    """If they were, it is named where that is reported."""
+    state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=1), np.zeros(2, np.float32), num_workers=1)
+
+    def fail(config, folder, *_):
+        config.save(folder.config)
+        with folder.checkpoints() as checkpoints:
+            checkpoints.save(state, gemjax.Trace(worker=[], num_workers=1))
+        failure = gemjax.RunFailedError("inside")
+        failure.result = gemjax.Result(state, {}, gemjax.Trace(worker=[0] * made, num_workers=1))
+        raise failure
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "train", fail)
+    assert cli.main(["--out", "run"]) == 2
+    assert ("inside; go on with: python -m train --resume run\n" in capsys.readouterr().err) == (made > 0)
