@@ -44,7 +44,7 @@ class Request(NamedTuple):
     worker: int
     step: int
     draw: int
-    attempt: int = 0  # Number of the call, as a request may be repeated.
+    attempt: int  # Number of the call, as a request may be repeated.
 
     @property
     def batch(self) -> tuple[int, int, int]:
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     """A gradient in host memory, with the times that it took; durations need no common clock."""
 
-    gradient: Any  # Packed, or in pieces of several hosts; ``None`` if the worker was called back.
+    gradient: Any  # Packed; ``()`` if its pieces follow, at the driver Pieces; ``None`` if the worker was called back.
     local: PyTree  # State of the local optimizer, with keys as integers.
     seconds: float  # In the actor,
     waited: float  # and of these for data,
@@ -77,7 +77,7 @@ def arrived(arrays: PyTree, place: Place) -> PyTree:
 
 
 class Actor:
-    """A worker; between two gradients it keeps nothing of a run but its programs and its prefetched batch.
+    """A worker. Between two gradients of a run it keeps data, programs and a prefetched batch, but no state.
 
     Args:
       paths: folders from which the driver imports; those that exist here are added to ``sys.path``.
@@ -106,9 +106,10 @@ class Actor:
             raise
 
     def end(self, run: str | None = None) -> None:
-        """Read no more data for ``run``, or for the present run, and refuse its gradients."""
+        """Read no more data for ``run``, or for the present run, free its memory, and refuse its gradients."""
         if self._run is not None and run in (None, self._run):
             self._selections.close()
+            del self._selections, self._data, self._memory, self._compute, self._stepwise
             self._run, self._failure = None, "the run has ended"
 
     def _begin(self, run: str, job: Job) -> tuple[str, str]:

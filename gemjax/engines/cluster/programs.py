@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Request, arrived
@@ -61,7 +60,6 @@ class Outcome(NamedTuple):
     """The errors of a worker's messages: ``after`` a commit if that was applied, otherwise those of ``before``."""
 
     report: PyTree
-    index: int  # Of the number in the report that says so.
     after: Any
     before: Any
 
@@ -101,8 +99,7 @@ class ClusterPrograms(CentralPrograms):
             state = state._replace(opt_state=with_errors(state.opt_state, None))
         self._part: Sends | None = part
         self._lost: set[int] = set()  # Workers whose errors may be lost with their host.
-        with contextlib.closing(Selections(grouped, num_workers, retries)) as selections:
-            example = selections.example()
+        example = Selections(grouped, num_workers, retries).example()
         hosts = Hosts(tuple(range(num_workers)), central, parts, [], {})
         super().__init__(transition, grouped, hosts, state, [central] * num_workers, example)
         self._span = None if transition.local is None else transition.local.span
@@ -117,7 +114,7 @@ class ClusterPrograms(CentralPrograms):
         self._putting = threading.Lock()
         self._run = ""
         self._put: tuple[int, Any] = -1, None  # Version and reference of the last large view.
-        self._pickled_job()
+        self._pickled_job()  # Refuses what cannot be pickled before anything starts.
 
     def _pickled_job(self) -> bytes:
         step = self._job.step
@@ -210,15 +207,18 @@ class ClusterPrograms(CentralPrograms):
         """
         error = self._errors[worker]
         if isinstance(error, Outcome):
-            error = error.after if unpacked_report(error.report, self.reported)[error.index] > 0 else error.before
+            applied = unpacked_report(error.report, self.reported)[list(self.reported).index("applied")] > 0
+            error = self._errors[worker] = error.after if applied else error.before
         if (here or worker in self._lost) and isinstance(error, imported_ray().ObjectRef):
             try:
                 error = imported_ray().get(error, timeout=PATIENCE)
             except imported_ray().exceptions.RayError:
                 assert self._part is not None and self._part.error is not None  # noqa: PT018
                 error = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self._part.error.value)
-        self._lost.discard(worker)
-        self._errors[worker] = error
+                self._lost.add(worker)
+        if worker in self._lost:  # Otherwise the next call would send them again.
+            self._errors[worker] = error
+            self._lost.discard(worker)
         return error
 
     def _next_request(self, worker: int) -> Request:
@@ -257,8 +257,7 @@ class ClusterPrograms(CentralPrograms):
         packed, local, error = brought
         report = super().commit(worker, (packed, local))
         if self._part is not None:
-            index = list(self.reported).index("applied")
-            self._errors[worker] = Outcome(report, index, error, self._errors[worker])
+            self._errors[worker] = Outcome(report, error, self._errors[worker])
         return report
 
     def _gathered(self, to: jax.Device | None = None) -> RunState:
@@ -266,7 +265,8 @@ class ClusterPrograms(CentralPrograms):
         if self._part is None:
             return state
         errors = [self._error_of(worker, here=True) for worker in range(self.num_workers)]
-        stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *errors)
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *errors)
+        stacked = self.central.bring(stacked) if to is None else jax.device_put(stacked, to)
         return state._replace(opt_state=with_errors(state.opt_state, Slots(stacked, self.num_workers)))
 
     def returned(self) -> Iterable[int]:
@@ -322,13 +322,12 @@ def _reply(reference: Any) -> Reply:
             return reply._replace(gradient=Pieces(rest)) if reply.gradient == () else reply._replace(error=rest[0])
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, NotBegunError):
-            raise WorkerLostError(f"it was restarted: {cause}") from None
-        if not isinstance(cause, Exception):
+        if isinstance(error.cause, NotBegunError):
+            raise WorkerLostError(f"it was restarted: {error.cause}") from None
+        if not isinstance(error.cause, Exception):
             raise
-        cause.add_note(str(error))
-        raise cause from None
+        error.cause.add_note(str(error))
+        raise error.cause from None
     except ray.exceptions.RayError as error:
         raise WorkerLostError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 

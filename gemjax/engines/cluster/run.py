@@ -170,13 +170,14 @@ def run_on_cluster(
         )  # fmt: skip
         tx = asynchronous(optax.chain(round_to(compression), tx), num_workers)
     workers = cluster or Cluster(num_workers)
+    shared = workers.central_hosts is not None
     check_callback(gate, "gate", "(worker, step)")
     run = prepare(
         tx, loss_fn, params, num_commits, num_workers, model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
         members=members, log=log, callback=callback, callback_every=callback_every, callback_seconds=callback_seconds,
         stops=stops, evaluate=evaluate, evaluate_every=evaluate_every, progress=progress,
-        saving=Saving(checkpoints, resume, checkpoint_seconds), in_files=workers.central_hosts is not None,
+        saving=Saving(checkpoints, resume, checkpoint_seconds), in_files=shared,
     )  # fmt: skip
     warn_of_two_rates(tx, params, local)
     del state, params, model_state  # The run has copies, so the caller can free these.
@@ -186,7 +187,7 @@ def run_on_cluster(
         begin, periods = continue_numbers(begin, plain, local)
         transition = dataclasses.replace(transition, local=periods)
         grouped = plain if periods is None else LocalBatches(plain, periods)
-        kind = ClusterPrograms if workers.central_hosts is None else SharedPrograms
+        kind = SharedPrograms if shared else ClusterPrograms
         return kind(
             transition, plain, grouped, workers.central, begin, retries=run.policy.retries,
             parts=workers.central_hosts or 0, interruptible=run.policy.interrupt is not None,
@@ -202,5 +203,5 @@ def run_on_cluster(
     made: list[Result] = []
     with leaving(made), contextlib.ExitStack() as stack:
         stack.enter_context(workers.alone())
-        made.append(run.execute(programs, waiters, *(() if workers.central_hosts is None else (unmade_state,))))
+        made.append(run.execute(programs, waiters, *((unmade_state,) if shared else ())))
     return made[0]

@@ -1,6 +1,7 @@
 """The exchange of views and gradients with actors, their loss and their return, on a fake Ray of threads."""
 
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -265,6 +266,23 @@ def test_the_readers_of_the_actors_end_with_the_run(fake, failing):
         for thread in readers:
             thread.join(60)
             assert not thread.is_alive()
+
+
+@pytest.mark.slow
+def test_the_actors_free_their_data_when_the_run_ends(fake):
+    """Those of the next run on the same cluster had to fit in beside them."""
+    rows = np.ones((11, 13, 2), np.float32)
+    held = lambda: [array for array in jax.live_arrays() if array.shape == rows.shape]
+    during = []
+    with gemjax.Cluster(N) as cluster:
+        gemjax.run_on_cluster(
+            ASGD, lambda x, batch: jnp.sum((x - batch.mean()) ** 2), jnp.zeros(2), gemjax.Epochs(rows, 4), 12,
+            cluster=cluster, callback=lambda progress: during.append(len(held())), callback_every=6,
+        )  # fmt: skip
+        fake.get([actor.ping.remote() for actor in cluster.actors])  # When they have heard of the end.
+        gc.collect()
+        assert not held()
+    assert max(during) >= N
 
 
 class OnTheDriver:

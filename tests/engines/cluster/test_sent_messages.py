@@ -71,6 +71,15 @@ def test_a_run_with_messages_replays_and_goes_on_in_any_engine(fake, x64, part):
 
 
 @pytest.mark.slow
+def test_the_errors_of_a_result_are_at_the_place_of_the_central_variable(fake):
+    central = jax.devices()[1]
+    tx, batches = rounded(gemjax.rules.round_to("int8")), lambda worker, step: 1.0
+    with gemjax.Cluster(N, central=central) as cluster:
+        result = gemjax.run_on_cluster(tx, lambda x, b: jnp.sum(x * b), jnp.zeros(4), batches, 6, cluster=cluster)
+    assert {device for leaf in jax.tree.leaves(result.opt_state) for device in leaf.devices()} == {central}
+
+
+@pytest.mark.slow
 def test_errors_survive_the_loss_of_an_actor_that_gives_its_gradient_anew(fake, x64):
     problem, tx, lost = mlp(jnp.float64), rounded(gemjax.rules.round_to("int8")), []
 

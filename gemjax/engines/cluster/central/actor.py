@@ -47,7 +47,7 @@ class CentralActor:
     def __init__(self, paths: list[str]):
         sys.path.extend(path for path in paths if path not in sys.path and os.path.isdir(path))
         self._central: Any = None  # A Central.
-        self._kept: dict[int, dict[str, Any]] = {}
+        self._kept: dict[str, dict[str, Any]] = {}
         self._gathered: list[Any] = []  # The leaves of its state, until the next commit.
 
     def address(self) -> str:
@@ -84,10 +84,10 @@ class CentralActor:
         """Take a leaf of what the run begins with."""
         self._leaves[index] = spread(self._place, array)
 
-    def read_files(self, checkpoint: str, together: Sequence[str], wanted: Mapping[int, str]) -> None:
-        """Read leaves of the state from a checkpoint, by their names there; ``together`` has all names."""
+    def read_files(self, checkpoint: str, all_names: Sequence[str], wanted: Mapping[int, str]) -> None:
+        """Read leaves of the state from a checkpoint, by their names there; ``all_names`` are those of all its leaves."""
         like = jax.tree.leaves(keys.as_data(self._recipe.state))
-        names: dict[str, Any] = dict.fromkeys(together, ...)
+        names: dict[str, Any] = dict.fromkeys(all_names, ...)
         for index, name in wanted.items():
             shape, dtype = like[index].shape, like[index].dtype
             names[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=in_parts(self._place, shape))
@@ -164,7 +164,7 @@ class CentralActor:
         found = jax.tree.map(np.asarray, jax.device_put(leaves, whole(self._place)))
         return found if self._host == 0 else None
 
-    def keep(self, kept: int, leaves: Mapping[str, int]) -> None:
+    def keep(self, kept: str, leaves: Mapping[str, int]) -> None:
         """Keep leaves of the gathered state, by their names, for :meth:`write`."""
         donated = set(map(id, self._central.shared.apart))  # To the next commit; stacked leaves are copies.
         found = {name: self._gathered[index] for name, index in leaves.items()}
@@ -178,7 +178,7 @@ class CentralActor:
                 f"give a folder in a file system that all hosts share; {socket.gethostname()} does not see the driver's"
             )
 
-    def write(self, path: str, arrays: Mapping[str, Any], metadata: Any, kept: int) -> None:
+    def write(self, path: str, arrays: Mapping[str, Any], metadata: Any, kept: str) -> None:
         """Copy ``arrays`` and leaves that were kept, and begin to write a checkpoint of them beside the next commits."""
         of_state = dict(arrays[STATE]) | self._kept.pop(kept)
         self._writing = ocp.save_checkpointables_async(path, dict(arrays) | {STATE: of_state}, custom_metadata=metadata)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -86,7 +87,6 @@ class SharedCentral:
 
     def __init__(self, transition: Transition, state: RunState, packers: Packers, keeps_local: bool, here: jax.Device):
         self._begin: RunState | None = state
-        self._kept = 0  # States that were kept to be written.
         self._here = here
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
         # A commit computes no gradient.
@@ -179,11 +179,11 @@ class SharedCentral:
         small, like = self.world.each("gather")[0], self.recipe.state
         shapes, structure = jax.tree.flatten(keys.as_data(like))
         leaves = [
-            AtActors(self, self._version, index, shape) if leaf is None else jnp.array(leaf)
+            AtActors(self, self._version, index, shape) if leaf is None else self.bring(np.array(leaf))
             for index, (leaf, shape) in enumerate(zip(small, shapes, strict=True))
         ]
         # Keys are brought here.
-        bring = lambda leaf, of: jnp.array(np.asarray(leaf)) if keys.is_key(of) else leaf
+        bring = lambda leaf, of: self.bring(np.array(leaf)) if keys.is_key(of) else leaf
         return keys.as_keys(jax.tree.unflatten(structure, map(bring, leaves, jax.tree.leaves(like))), like)
 
     def check(self, version: int) -> None:
@@ -194,8 +194,8 @@ class SharedCentral:
         """
         if self.world.owner is not self or not self.world.actors:
             raise RuntimeError(
-                "this array was in an actor of the central variable that has ended; read it, or save a checkpoint, before the "
-                "cluster is closed or begins its next run"
+                "this array is no longer in the actors of the central variable, because the cluster was closed or has begun "
+                "its next run; read it, or save a checkpoint, before that"
             )
         if version != self._version:
             raise RuntimeError(
@@ -207,9 +207,8 @@ class SharedCentral:
         """Return ``write(path, arrays, metadata)``, by which all actors write one checkpoint with ``leaves`` of the state."""
         for leaf in leaves.values():
             self.check(leaf.version)
-        indices, self._kept = {name: leaf.index for name, leaf in leaves.items()}, self._kept + 1
-        kept = self._kept
-        self.world.each("keep", kept, indices)
+        kept = uuid.uuid4().hex  # The actors outlive the run, and what they keep may be written after its end.
+        self.world.each("keep", kept, {name: leaf.index for name, leaf in leaves.items()})
 
         def write(path: str, arrays: Mapping[str, Any], metadata: Any) -> None:
             sent, made = imported_ray().put(jax.tree.map(np.asarray, arrays)), f"{path}-made"

@@ -98,6 +98,30 @@ def test_all_actors_write_and_read_one_checkpoint(wait, two, x64, tmp_path, monk
     assert_close(jax.device_get(state.params), jax.device_get(replay.params), rtol=1e-10)
 
 
+def test_what_a_run_keeps_to_be_written_is_not_replaced_by_the_next_run(two, x64, tmp_path, monkeypatch):
+    """The actors are the same, and the write of the first run begins when the second one has kept its state."""
+    writer, kept, seen = SharedCentral.writer, threading.Event(), []
+
+    def late(central, leaves):
+        write = writer(central, leaves)
+        if seen:
+            kept.set()
+        return lambda *arguments: kept.wait(60) and write(*arguments)
+
+    monkeypatch.setattr(SharedCentral, "writer", late)
+    both = [gemjax.Checkpoints(tmp_path / name) for name in "ab"]
+    for checkpoints in both:
+
+        def callback(progress, checkpoints=checkpoints):
+            checkpoints.save(progress.state(), progress.trace(), wait=False)
+            seen.append(here(progress.state()))
+            return True
+
+        run(GEM, MATRICES, 12, cluster=two, callback=callback, callback_every=4 + 2 * len(seen))
+    for checkpoints, state in zip(both, seen, strict=True):
+        assert_close(jax.device_get(checkpoints.load(like())[0]), jax.device_get(state), rtol=0)
+
+
 def test_actors_read_a_checkpoint_of_an_engine_on_one_host(two, x64, tmp_path):
     first = gemjax.simulate(GEM, *MATRICES[:3], gemjax.arrivals.Gamma(N).trace(6, seed=0))
     checkpoints = gemjax.Checkpoints(tmp_path)

@@ -31,12 +31,14 @@ def test_a_run_replays_and_its_callback_sees_its_state(two, x64, tmp_path):
     assert_replays(first, GEM, problem)
 
 
-def test_the_method_s_state_stays_in_the_actors(two, x64):
+def test_the_method_s_state_stays_in_the_actors(two, x64, monkeypatch):
     """It is read on request, and from one run to the next it does not pass through the driver."""
-    kept = []
+    kept, central = [], jax.devices()[1]
+    monkeypatch.setattr(two, "_central", central)
     keep = lambda progress: kept.append(progress.state())
     first = gemjax.run_on_cluster(GEM, *MATRICES[:3], 6, cluster=two, callback=keep, callback_every=3)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(first.params))
+    assert {leaf.device for leaf in jax.tree.leaves(first.opt_state) if isinstance(leaf, jax.Array)} == {central}
     views = first.opt_state.stale_params.value
     assert all(isinstance(leaf, Elsewhere) for leaf in jax.tree.leaves(views))
     replay = gemjax.simulate(GEM, *MATRICES[:3], first.trace)
@@ -44,7 +46,7 @@ def test_the_method_s_state_stays_in_the_actors(two, x64):
     with pytest.raises(RuntimeError, match=r"at version \d+, not at \d"):
         kept[0].params["a"].read()
     second = run(GEM, MATRICES, 12, cluster=two, state=first)
-    with pytest.raises(RuntimeError, match="in an actor of the central variable that has ended"):
+    with pytest.raises(RuntimeError, match="no longer in the actors of the central variable"):
         np.asarray(views["a"])
     assert_replays(second, GEM, MATRICES)
 
