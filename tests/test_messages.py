@@ -147,6 +147,10 @@ MESSAGES = [
         "with its schedules, params=, model_state=, the number of workers and of blocks (read_at) as the run had them",
     ),
     (
+        lambda: run("simulate", window=0),
+        "window must be an int in 1 … 2147483647, got 0",
+    ),
+    (
         lambda: run("devices", num_workers=2, placement=gemjax.place(4)),
         "num_workers=2, but the placement has 4 workers",
     ),

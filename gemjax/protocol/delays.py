@@ -39,9 +39,11 @@ def rows_of_table(delays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     (array([0, 1, 0, 1]), array([0, 0, 2, 2]))
     """
     version = np.arange(len(delays))[:, None] - delays
-    step, worker = np.nonzero(version != np.vstack([np.full_like(version[:1], -1), version[:-1]]))
+    step, worker = np.nonzero(np.vstack([np.ones_like(version[:1], bool), version[1:] != version[:-1]]))
     commits_before = np.searchsorted(step, np.arange(len(delays) + 1))
-    return worker, commits_before[version[step, worker]]
+    pulled = version[step, worker]
+    # A pull before step 0 stays negative, and one after its own step is later than the commit: the trace refuses both.
+    return worker, commits_before[np.clip(pulled, 0, len(delays))] + np.minimum(pulled, 0)
 
 
 def spread_blocks(values: jax.Array, params: PyTree) -> PyTree:

@@ -47,8 +47,10 @@ class Copies:
             source = self.sources.get(_name(path))
             if source not in now:
                 return leaf
-            # A loop without iterations costs nothing; a choice would read both.
             new = jnp.asarray(now[source], leaf.dtype)
+            if not isinstance(never_committed, jax.core.Tracer):
+                return new if never_committed else leaf
+            # A loop without iterations costs nothing; a choice would read both.
             return jax.lax.fori_loop(0, never_committed.astype(jnp.int32), lambda _, old: new, leaf)
 
         return jax.tree_util.tree_map_with_path(renew, state, is_leaf=is_rows)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.protocol import Method, PyTree, slots
-from gemjax.protocol.checks import check_alike, check_method, check_positive_int, kept, with_extra_args
+from gemjax.protocol.checks import check_alike, check_method, check_positive_int, check_worker, kept, with_extra_args
 from gemjax.protocol.diagnostics import offer_injected_rate
 from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds, ReadsStaleParams, Refusals, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
@@ -64,7 +64,7 @@ def asynchronous(inner: "optax.GradientTransformation", num_workers: int = 1) ->
 
     Raises:
       ValueError: if ``num_workers`` is not positive; at a commit, if ``worker`` is missing or out of range (a traced number is
-        not checked), or if the gradients do not match ``params`` in tree, shape or dtype.
+        not checked), or if the gradients do not match ``params`` in tree or shape.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.asynchronous(
@@ -177,8 +177,11 @@ def pull_with_anchors(
 ) -> tuple[PyTree, PyTree, tuple[PyTree, ...]]:
     """Do what :func:`pull` does, and also return the points for local steps that the method sends along with the view."""
     view, anchors = params, ()
+    index: Any = worker
 
-    def begin(mine):
+    def begin(node):
+        nonlocal index
+        mine, index = _checked_out(node, worker)
         never_committed = mine.own_commits.value == 0
         return mine._replace(inner_state=mine.copies.renewed(mine.inner_state, params, never_committed))
 
@@ -200,8 +203,8 @@ def pull_with_anchors(
                 "put the whole chain inside of one, gemjax.asynchronous(optax.chain(…), num_workers=N)"
             )
     # No wrapper records the view before all nodes were called.
-    arrived = map_nodes(lambda node: arrive(begin(_checked_out(node, worker)[0])), is_wrapper, state)
-    put = lambda node, mine: slots.put(node, _record_pull(mine, view), 0 if worker is None else worker)
+    arrived = map_nodes(lambda node: arrive(begin(node)), is_wrapper, state)
+    put = lambda node, mine: slots.put(node, _record_pull(mine, view), index)
     return view, map_nodes(put, is_wrapper, state, arrived), anchors
 
 
@@ -263,9 +266,9 @@ def num_workers_of(state: PyTree) -> int:
 def recorded_view(mine: PyTree, params: PyTree) -> PyTree | None:
     """Return the view that the checked-out worker pulled; ``None`` if the optimizer state ``mine`` lacks any part of it."""
     for node in nodes(mine, StalenessState):
-        kept = node.stale_params
-        if kept is not None and jax.tree.structure(kept.value) == jax.tree.structure(params):
-            return kept.value
+        view = node.stale_params
+        if view is not None and jax.tree.structure(view.value) == jax.tree.structure(params):
+            return view.value
     return None
 
 
@@ -290,7 +293,7 @@ def _checked_out(state: StalenessState, worker: Any) -> tuple[StalenessState, An
     num_workers = state.pulled_at.num_workers
     if num_workers is None:
         return state, worker
-    index = slots.check_worker(worker, num_workers)
+    index = check_worker(worker, num_workers)
     return slots.take(state, index), index
 
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from gemjax.protocol.checks import integer
 from gemjax.protocol.delays import rows_of_commits, rows_of_table
 
-FORMAT = "gemjax.trace.1"
 MOST_WORKERS = 1 << 20  # A trace needs memory for each worker, even if few commit.
 COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
 
@@ -85,7 +84,7 @@ class Trace:
             "worker": worker,
             "pulled_at": _integers("pulled_at", previous + 1 if pulled_at is None else pulled_at),
             "step": _integers("step", count if step is None else step),
-            "time": np.arange(1.0, len(worker) + 1) if time is None else np.asarray(time, np.float64),
+            "time": np.arange(1.0, len(worker) + 1) if time is None else np.array(time, np.float64).ravel(),
             "num_workers": num_workers,
             "draw": _integers("draw", np.where(previous < 0, worker, num_workers + previous) if draw is None else draw),
             "read_at": read_at,
@@ -222,7 +221,7 @@ class Trace:
     def save(self, path: str | os.PathLike) -> None:
         """Write the trace to ``path`` (.npz, no pickle). If that fails, a file that was there is as before."""
         content = io.BytesIO()
-        np.savez_compressed(content, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **self._columns())
+        np.savez_compressed(content, num_workers=np.array(self.num_workers), **self._columns())
         write_or_leave(path, content.getvalue())
 
     @classmethod
@@ -380,9 +379,10 @@ def previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _integers(name: str, values, ndim: int = 1) -> np.ndarray:
     array = np.asarray(values)
-    if array.ndim != ndim or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+    fits = np.issubdtype(array.dtype, np.integer) and (array == array.astype(np.int32)).all()
+    if array.ndim != ndim or not (fits or array.size == 0):
         kind = "vector" if ndim == 1 else "matrix"
-        raise ValueError(f"{name} must be a {kind} of integers, got {array.dtype}{list(array.shape)}")
+        raise ValueError(f"{name} must be a {kind} of integers that fit 32 bits, got {array.dtype}{list(array.shape)}")
     return array.astype(np.int32)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from engines.simulator.simulations import programs
 from protocol.commits_and_pulls import ORDER, PARAMS, equal, gradients, run
 
 import gemjax
@@ -57,6 +58,22 @@ def test_vmap_over_seeds_rates_and_workers():
         expected, expected_at = jax.jit(final)(seeds[i], rates[i], orders[i])
         np.testing.assert_allclose(found[i], expected, rtol=1e-5)
         np.testing.assert_array_equal(pulled_at[i], expected_at)
+
+
+def test_a_pull_without_jit_compiles_its_operations_once():
+    state = gemjax.easgd(num_workers=2).init(PARAMS)
+    counts = []
+    for worker in (0, 1, 0):
+        _, state = gemjax.pull(state, PARAMS, worker)
+        counts.append(programs())
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_a_worker_number_of_few_bits_pulls_its_own_row():
+    tx = gemjax.asgd(0.1, num_workers=200)
+    _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0)
+    pulled = jax.vmap(lambda worker: gemjax.pull(state, PARAMS, worker)[1].pulled_at.value)(jnp.array([99], jnp.int8))
+    np.testing.assert_array_equal(np.flatnonzero(pulled[0]), [99])
 
 
 # --- Checked out

@@ -50,6 +50,19 @@ def test_the_defaults_are_workers_that_pull_right_after_their_own_commits():
     assert len(trace) == 5
 
 
+def test_a_trace_has_columns_of_its_own():
+    time = np.array([1.0, 2.0])
+    trace = gemjax.Trace(worker=[0, 1], time=time)
+    time[0] = 9.0
+    np.testing.assert_array_equal(trace.time, [1.0, 2.0])
+    np.testing.assert_array_equal(gemjax.Trace(worker=[0, 1], time=[[1.0], [2.0]]).time, [1.0, 2.0])
+
+
+def test_a_number_beyond_32_bits_is_no_other_one():
+    with pytest.raises(ValueError, match="worker must be a vector of integers that fit 32 bits, got int64"):
+        gemjax.Trace(worker=[2**32 + 1])
+
+
 def test_workers_that_never_commit_are_kept():
     assert gemjax.Trace(worker=[0, 1], num_workers=7).num_workers == 7
 
@@ -201,7 +214,7 @@ def test_a_table_of_delays_is_the_trace_of_its_server():
     assert gemjax.Trace.from_delays(rows) == trace
 
 
-@pytest.mark.parametrize("delays", [[0, -1], [1], [[0, 0], [2, 0]]])
+@pytest.mark.parametrize("delays", [[0, -1], [1], [[1]], [[9]], [[0], [-2]], [[0, 0], [2, 0]], [[0, 0], [3, 0]]])
 def test_impossible_delays_are_refused(delays):
     with pytest.raises(ValueError, match="pulled_at is"):
         gemjax.Trace.from_delays(delays)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 from collections.abc import Iterable
@@ -224,17 +225,19 @@ def simulate(
     state, local = continue_numbers(state, batches, local)
     batches = batches if local is None else LocalBatches(batches, local)
     events = trace.events()
-    default_window = 1 if jax.default_backend() == "cpu" else 32
-    window = integer("window", min(window or default_window, trace.num_workers), 1)
+    if window is None:
+        window = 1 if jax.default_backend() == "cpu" else 32
+    window = min(integer("window", window, 1), trace.num_workers)
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
     calls = {*map(int, stops), *_multiples(callback_every, len(trace))}
     due = {*_multiples(evaluation.every, len(trace)), len(trace)} if evaluate is not None else set()
     ends = np.cumsum(events.commits)
     parts: dict[Any, History] = {None: history}
-    draws: dict[Any, np.ndarray] = {None: np.array(state.draw.value)}  # After each chunk.
+    draws: dict[Any, np.ndarray] = {None: np.array(state.draw.value)}  # After the newest chunk.
     state = without_numbers(state)
-    line, called_at, given = ProgressLine(progress, len(trace)), begun, 1  # The callback has been given so many parts.
+    line = ProgressLine(progress, len(trace))
+    called_at, parts_given = begun, 1  # What the callback has been given.
     evaluated: list[Evaluated] = []  # Those that the callback has not been given.
     latest: Any = None, state, None  # Cut, state and reports of the newest chunk, which no exception can part.
 
@@ -243,8 +246,10 @@ def simulate(
         cut, state, reports = latest
         if cut not in parts:
             chunk = Events(*(column[slice(*cut)] for column in events))
-            draws[cut] = draws_after(draws[[*parts][-1]], chunk.worker[chunk.commits], chunk.draw[chunk.commits])
+            before = next(reversed(parts))
+            draws[cut] = draws_after(draws[before], chunk.worker[chunk.commits], chunk.draw[chunk.commits])
             parts[cut] = _history(chunk, reports, trace)
+            del draws[before]
         state = with_numbers(state, state.step.value, draws[cut], local)
         return state, begun if cut is None else int(ends[cut[1] - 1])
 
@@ -260,8 +265,9 @@ def simulate(
 
     def call(callback: Callback) -> bool:
         """Call the callback; return True if it ends the run."""
-        nonlocal called_at, given
+        nonlocal called_at, parts_given
         state, commits = reached()
+        newest_first = itertools.islice(reversed(parts.values()), len(parts) - parts_given)
         made = Progress(
             commits=commits,
             total=len(trace),
@@ -271,18 +277,18 @@ def simulate(
             model_state=_apart(state.model_state),
             state=functools.partial(_apart, state),
             trace=functools.partial(trace.first, commits),
-            history=concatenate([*parts.values()][given:]),
+            history=concatenate([*newest_first][::-1]),
             evaluations=evaluation.columns(),
             evaluated=tuple(evaluated),
             evaluates=evaluate is not None,
         )
-        called_at, given = commits, len(parts)
+        called_at, parts_given = commits, len(parts)
         evaluated.clear()
         with held.open():
             return bool(callback(made)) and commits < len(trace)
 
     def recent_loss() -> float:
-        losses = [*parts.values()][-1].get("loss", np.zeros(0))[-LAST:]
+        losses = next(reversed(parts.values())).get("loss", np.zeros(0))[-LAST:]
         return float(np.mean(losses[np.isfinite(losses)], dtype=np.float64)) if np.isfinite(losses).any() else math.nan
 
     with Held("the simulation ends after the chunk in progress; again: at once, without its state") as held:

@@ -168,9 +168,8 @@ def sweep(
       A :class:`gemjax.SweepResult`, with runs in the order of ``itertools.product(*over.values(), seeds)``.
 
     Raises:
-      ValueError: if there is no seed, no value of a hyper-parameter or no point, if a value is not a number, if the method is
-        made for another number of workers than the trace has, or if the traces, batches or parameters of different seeds
-        cannot be run side by side.
+      ValueError: if the method is made for another number of workers than the trace has, or if the traces, batches or
+        parameters of different seeds cannot be run side by side.
       MemoryError: if the states of all runs do not fit the device.
 
     >>> import gemjax, jax.numpy as jnp
@@ -237,7 +236,7 @@ def sweep(
     width = width_for(events[0], data[0], runs if several else 1)
     if callback is not None or callback_every is not None:
         callback_every = every_of("callback_every", callback_every, arrivals)
-    chunk_size = min(callback_every or width, width)
+    at_most = min(callback_every or width, width)
     traced = data[0]._traced()
     kinds = {"with_pulls": not events[0].commits.all(), "with_reads": not all(one.whole.all() for one in events)}
 
@@ -255,8 +254,9 @@ def sweep(
 
     parts: list[Any] = []
     end = 0
-    cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
-    cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
+    cuts = [(first, min(first + at_most, arrivals)) for first in range(0, arrivals, at_most)]
+    cuts = chunks(events[0], at_most, stops) if stops else cuts
+    ends = np.cumsum(events[0].commits)
     if batched and cuts:
         make_one = lambda lane: transition(lane, *arrays)
         batched = FAITHFUL.get(
@@ -271,11 +271,12 @@ def sweep(
         parts.append(first_rows(reports, end - first))
         commits, before = int(ends[end - 1]), int(ends[first - 1]) if first else 0
         if at_stop is not None and commits in stops and commits != before:  # Pulls alone pass no stop.
+            draws = drawn(end)
             for run in range(runs):
                 # In containers of its own, into which `at_stop` may write.
                 one = lambda leaf: leaf[run] if batched else leaf  # noqa: B023
                 own = jax.tree.map(one, state if batched else state[run])
-                at_stop(commits, run, with_numbers(own, own.step.value, drawn(end)[run % len(events)], steps))
+                at_stop(commits, run, with_numbers(own, own.step.value, draws[run % len(events)], steps))
         if callback is not None and callback(end, arrivals):
             break
     state = state if batched else joined(state)
