@@ -218,7 +218,7 @@ def __getattr__(name: str) -> Any:
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(
-        f"gemjax.{name} is {place.__name__}.{name} now; the old name goes with the next release",
+        f"gemjax.{name} is {place.__name__}.{name} now; the old name will be removed in the next release",
         DeprecationWarning,
         stacklevel=2,
     )

@@ -80,7 +80,7 @@ def rows_of_engines():
             if re.match(r"as (for|in) ", text):
                 shown[name] = (taken, told.get(name, ""))
     for name, (taken, text) in shown.items():
-        if text.startswith("old "):  # Names that go with the next release.
+        if text.startswith("old "):  # Names that will be removed in the next release.
             continue
         yield f"| `{name}` | {'all' if len(taken) == len(ENGINES) else ', '.join(taken)} | {plain(text)} |"
 

@@ -72,14 +72,14 @@ class Cluster:
       num_cpus: CPUs that Ray reserves per worker, not negative, default 1; JAX may use more.
       num_gpus: GPUs per worker, not negative, default 0.
       resources: further resources per worker, such as ``{"TPU": 4}``; default none.
-      groups: number of groups of consecutive workers, as of :func:`gemjax.lsgd`; it must divide N. Ray places the workers of a
-        group on one host and the groups on different hosts, where there is room, all of them at once. Default: each worker is
+      groups: number of groups of consecutive workers, as of :func:`gemjax.lsgd`; it must divide N. Ray places all groups at
+        once: the workers of a group on one host, and the groups on different hosts if there is room. Default: each worker is
         placed for itself.
       central: device of the central variable on the driver's host, or a tuple of devices over which it is sharded; default the
         host's CPU.
       central_hosts: number of hosts over which central variable and method state are sharded, positive; see
-        :func:`gemjax.run_on_cluster`. Ray spreads as many further actors over the hosts, which compute on CPUs; ``central`` is
-        then the place of what the driver reads. Default: the driver keeps everything.
+        :func:`gemjax.run_on_cluster`. As many further actors, which Ray spreads over the hosts, compute on CPUs; ``central`` is
+        then the place of the arrays that the driver reads. Default: the driver keeps both.
       runtime_env: environment of the workers, as for ``ray.init``, such as ``{"working_dir": "."}``; default that of Ray.
 
     Raises:
@@ -146,7 +146,7 @@ class Cluster:
         self._connected = False  # By this object.
         self._reserved: Any = None  # Ray's placement group.
         self._closed = threading.Event()
-        self._ended = False  # True if a Ray of its own has no host any more.
+        self._ended = False  # True if a Ray of its own has no host any more; another Ray may get new ones.
         self._busy = threading.Lock()  # Held by the run that the workers compute for.
 
     @property
@@ -321,24 +321,17 @@ class Cluster:
     def _await_enough(self, ray: Any) -> None:
         """Wait for ``min_workers`` actors, or with patience for those that the cluster has room for; warn of the others."""
         found = ray.cluster_resources()
-        room = min(
-            (int(found.get(name, 0) / count + 1e-9) for name, count in self._needed(1).items()),
-            default=self.num_workers,
-        )
-        least, expected = self.min_workers or 1, self.min_workers or max(1, min(self.num_workers, room))
+        room = [int(found.get(name, 0) / count + 1e-9) for name, count in self._needed(1).items()]
+        least, expected = self.min_workers or 1, self.min_workers or max(1, min([self.num_workers, *room]))
         begun, late = ray.wait(self._pings, num_returns=expected, timeout=PATIENCE, fetch_local=False)
         if len(begun) == (self.min_workers or self.num_workers):
             return
-        missing = self._missing(found)
         why = "the cluster is busy, or its hosts cannot import gemjax"
-        if missing:
+        if missing := self._missing(found):
             why = f"all {self.num_workers} together need {missing}"
+        words = f"Ray has not started {len(late)} of {self.num_workers} workers after {PATIENCE:g} s"
         if len(begun) >= least:
-            words = (
-                f"Ray has started {len(begun)} of {self.num_workers} workers; the others join when it has started them"
-            )
-        else:
-            words = f"Ray has not started {len(late)} of {self.num_workers} workers after {PATIENCE:g} s"
+            words = f"Ray has started {len(begun)} of {self.num_workers} workers; the others join when they are placed"
         warnings.warn(f"{words}; {why}", RunWarning, stacklevel=3)
         ray.wait(self._pings, num_returns=least, fetch_local=False)
 
@@ -361,7 +354,7 @@ class Cluster:
             self._begin_arguments = run = (uuid.uuid4().hex, settings(), ray.put(pickle()))
             replies = {worker: self.actors[worker].begin.remote(*run) for worker in self.placed}
             warns_at = time.perf_counter() + PATIENCE
-            answers = [self._begun(ray, worker, run, reply, warns_at) for worker, reply in replies.items()]
+            answers = [self._begun(worker, run, reply, warns_at) for worker, reply in replies.items()]
             if not send_missing(answers, by_value):
                 return run[0], dict(zip(replies, _distinct([name for _, name in answers]), strict=True))
 
@@ -376,7 +369,7 @@ class Cluster:
             while not ray.wait([self._pings[worker]], num_returns=1, timeout=PAUSE, fetch_local=False)[0]:
                 if self._closed.wait(PAUSE) or self._begin_arguments is not run:
                     return
-            self._begun(ray, worker, run)
+            self._begun(worker, run)
         except Exception:
             # Its next gradient is lost, too, so that it is retired in the end, and the run does not wait forever.
             if self._closed.wait(PAUSE) or self._begin_arguments is not run:
@@ -384,11 +377,9 @@ class Cluster:
         self._restarts.put((run[0], worker))
         wake()
 
-    def _begun(
-        self, ray: Any, worker: int, run: tuple, reply: Any = None, warns_at: float = INFINITY
-    ) -> tuple[str, str]:
+    def _begun(self, worker: int, run: tuple, reply: Any = None, warns_at: float = INFINITY) -> tuple[str, str]:
         """Return the answer of the worker's actor to ``begin``; repeat the call while the actor is being restarted."""
-        since = time.perf_counter()
+        ray, since = imported_ray(), time.perf_counter()
         while True:
             try:
                 reply = self.actors[worker].begin.remote(*run) if reply is None else reply
@@ -405,15 +396,11 @@ class Cluster:
                 if time.perf_counter() > warns_at:  # Otherwise a run that cannot begin would wait without a word.
                     warns_at, why = INFINITY, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                     warnings.warn(f"worker {worker} has not begun the run yet: {why}", RunWarning, stacklevel=3)
-            self._ended = self._is_gone(ray)
+            self._ended = Cluster._own and not any(node["Alive"] for node in ray.nodes())
             if self._ended:
                 raise RuntimeError(RAY_HAS_ENDED)
             if self._closed.wait(PAUSE) or self._begin_arguments is not run:
                 raise RuntimeError("the run has ended")
-
-    def _is_gone(self, ray: Any) -> bool:
-        """Return True if the Ray that was started here has no host any more; another one may get new hosts."""
-        return Cluster._own and not any(node["Alive"] for node in ray.nodes())
 
     def restarted(self, run: str) -> Iterator[int]:
         """Yield the workers of ``run`` that have been restarted since the last call.

@@ -81,7 +81,7 @@ class ClusterPrograms(CentralPrograms):
     """
 
     measured, lends_views = MEASURED, True
-    largest_packed = 2**16  # Packing copies twice, at each end; an array of its own costs Ray some microseconds.
+    largest_packed = 2**16  # Packing copies an array at both ends; one that is sent apart costs Ray some microseconds.
 
     def __init__(
         self, transition: Transition, batches: Any, grouped: Any, central: Place, state: RunState, *, retries: int = 0,
@@ -128,7 +128,7 @@ class ClusterPrograms(CentralPrograms):
 
     @functools.cached_property
     def evaluator(self) -> jax.Device:
-        """A device of this host, where there are no workers."""
+        """A device of the central variable's kind on this host, where there are no workers."""
         return spare((self.placement.central,), self.placement.central)
 
     def connect(self, cluster: Cluster, wake: Callable[[], None]) -> None:
@@ -182,7 +182,7 @@ class ClusterPrograms(CentralPrograms):
         return packed_view
 
     def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, Times]]:
-        """Return a function that sends the view, in any thread, for the worker's waiter, as it waits for the commit before.
+        """Return a function that sends the view. The worker's waiter calls it, because it waits for the commit before.
 
         It returns the ``ray.ObjectRef`` of a :class:`Reply`, and the times of the copy of the view.
         """

@@ -76,14 +76,14 @@ def run_on_cluster(
     the workers cannot import.
 
     **Several hosts for the central variable.** With ``Cluster(..., central_hosts=n)`` central variable and method state are
-    sharded over ``n`` further actors. Views and gradients travel between workers and these actors. The actors form one world of
-    ``jax.distributed`` on the hosts' CPUs, and a commit is one program of all of them, which XLA divides; so every method
-    goes. Each array is cut along its longest axis that ``n`` divides; one without such an axis is whole on each host. The
-    driver orders commits. If one of these actors ends or fails, the run ends with an error; continue from the last
-    checkpoint, with any ``n``. ``progress.state()`` and ``result.state`` have stand-ins for large arrays: ``np.asarray``
-    copies one here, one of ``progress`` during the callback, one of ``result`` until the cluster ends or begins its next
-    run. ``Checkpoints.save`` lets the actors write beside the next commits, and ``Checkpoints.load(..., in_files=True)``
-    lets them read; the folder must be in a file system that all hosts share.
+    sharded over ``n`` further actors. Views and gradients travel between workers and these actors. The actors form one world
+    of ``jax.distributed`` on the hosts' CPUs, and a commit is one program of all of them, which XLA divides; so every method
+    works. Each array is cut along its longest axis that ``n`` divides; one without such an axis is whole on each host. The
+    driver decides the order of commits. If one of these actors ends or fails, the run ends with an error; continue from the
+    last checkpoint, with any ``n``. In ``progress.state()`` and ``result.state`` large arrays stay in the actors, and
+    ``np.asarray`` copies one to the driver: one of ``progress`` during the callback, one of ``result`` until the cluster ends
+    or begins its next run. The actors write what ``Checkpoints.save`` is given, beside the next commits, and read what
+    ``Checkpoints.load(..., in_files=True)`` returns; the folder must be in a file system that all hosts share.
     ``result.params`` and ``result.model_state`` are arrays. The driver keeps the states of local optimizers.
 
     **Late workers.** A run begins with the workers that Ray has placed (``Cluster(..., min_workers=n)``). The others join when
@@ -118,15 +118,15 @@ def run_on_cluster(
       callback_every: as for :func:`gemjax.run_on_devices`.
       callback_seconds: the most seconds between two calls, positive; default: no limit.
       stops: as for :func:`gemjax.run_on_devices`.
-      evaluate: as for :func:`gemjax.run_on_devices`, on the driver's host: on a CPU device that the central variable does not
-        use, if there is one.
+      evaluate: as for :func:`gemjax.run_on_devices`, on the driver's host: on a device of the central variable's kind that
+        the latter does not use, if there is one.
       evaluate_every: as for :func:`gemjax.run_on_devices`.
       progress: as for :func:`gemjax.run_on_devices`.
       checkpoints: as for :func:`gemjax.run_on_devices`; with ``central_hosts`` in a folder that all hosts share.
       resume: as for :func:`gemjax.run_on_devices`; ``central_hosts`` may be another number.
       checkpoint_seconds: as for :func:`gemjax.run_on_devices`.
       gate: as for :func:`gemjax.run_on_devices`; called in the driver when a gradient has arrived there.
-      compression: old form of :func:`gemjax.rules.round_to` in front of ``tx``; goes with the next release.
+      compression: old form of :func:`gemjax.rules.round_to` in front of ``tx``; will be removed in the next release.
 
     Returns:
       A :class:`gemjax.Result` as of :func:`gemjax.run_on_devices`. ``history["network"]`` has the seconds in which a view and
@@ -165,7 +165,7 @@ def run_on_cluster(
         num_workers = cluster.num_workers
     if compression is not None:
         warnings.warn(
-            'compression= is a part of the method now, gemjax.rules.round_to("int8"); the argument goes with the next release',
+            'compression= is gemjax.rules.round_to("int8") in front of the method now, and will be removed in the next release',
             DeprecationWarning, stacklevel=2,
         )  # fmt: skip
         tx = asynchronous(optax.chain(round_to(compression), tx), num_workers)

@@ -27,7 +27,7 @@ def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> in
     """Return ``callback_every``, given by that name or by its old one."""
     if chunk_size is not None:
         warnings.warn(
-            "chunk_size= is callback_every= now, as in the other engines; the old name goes with the next release",
+            "chunk_size= is callback_every= now, as in the other engines; the old name will be removed in the next release",
             DeprecationWarning, stacklevel=3,
         )  # fmt: skip
         callback_every = chunk_size

@@ -270,7 +270,7 @@ def test_the_readers_of_the_actors_end_with_the_run(fake, failing):
 
 @pytest.mark.slow
 def test_the_actors_free_their_data_when_the_run_ends(fake):
-    """Those of the next run on the same cluster had to fit in beside them."""
+    """The data of the next run on the same cluster had to fit in beside them."""
     rows = np.ones((11, 13, 2), np.float32)
     held = lambda: [array for array in jax.live_arrays() if array.shape == rows.shape]
     during = []

@@ -13,7 +13,7 @@ import gemjax
 N = 4
 ASGD = gemjax.asgd(0.05, num_workers=N)
 QUADRATIC = quadratic()
-FEWER = "Ray has started 2 of 4 workers; the others join when it has started them; all 4 together need 4 CPU"
+FEWER = "Ray has started 2 of 4 workers; the others join when they are placed; all 4 together need 4 CPU"
 
 
 @pytest.fixture

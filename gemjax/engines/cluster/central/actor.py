@@ -59,12 +59,12 @@ class CentralActor:
 
     def join(self, address: str, host: int, hosts: int) -> None:
         """Form one world with the others, of which the first one has the address; called once, before JAX has begun."""
-        # CPU devices that share the cores of a host are no more than one.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         bind_collectives(imported_ray().util.get_node_ip_address())
         jax.distributed.initialize(address, hosts, host)
         self._host, devices = host, jax.devices()
+        # The CPU devices of one process share its cores, so the world has one of each process.
         self._place: Place = tuple(
             min((one for one in devices if one.process_index == of), key=lambda one: one.id) for of in range(hosts)
         )
