@@ -136,7 +136,7 @@ class Config(Scheduling, Common):
     central_hosts: int = 0
     """Hosts over which the central variable and the method's state are sharded (`--engine cluster`); 0: the driver alone."""
     worker_devices: int = 1
-    """Devices per worker, which share each of its batches (`--engine devices`)."""
+    """Devices per worker, which share each of its batches if their number divides its rows (`--engine devices`)."""
     address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
     """Running Ray cluster to join, or `auto` to find it (`--engine cluster`); default: a Ray of its own on this host."""
     min_workers: int | None = None

@@ -24,7 +24,8 @@ class Placement:
 
     Args:
       workers: the device of each worker; several workers may share one. Or, for a faster worker, a tuple of devices that share
-        each of its batches; the result is the same up to rounding.
+        each of its batches; the result is the same up to rounding. If the number of devices does not divide the rows of the
+        batch, each device computes all of it.
       central: the device of the central variable, or a tuple of devices over which it is sharded, and all method state with
         it. A commit is queued behind the computations of those devices: on a worker's device every commit waits for that
         worker's running gradient, a hidden barrier.
@@ -41,10 +42,10 @@ class Placement:
     evaluator: jax.Device | None = None
 
     def __post_init__(self):
-        self._check_overlap()
         # One device is the same place with or without a tuple around it.
         object.__setattr__(self, "workers", tuple(_plain(place) for place in self.workers))
         object.__setattr__(self, "central", _plain(self.central))
+        self._check_overlap()
 
     def _check_overlap(self):
         """Refuse tuples that overlap in part: their collectives wait for each other if the devices order them differently."""
@@ -76,6 +77,7 @@ class Placement:
 
 
 def _plain(place: Place) -> Place:
+    place = tuple(place) if isinstance(place, list) else place
     return place[0] if isinstance(place, tuple) and len(place) == 1 else place
 
 
@@ -101,8 +103,9 @@ def place(
       devices: default ``jax.local_devices()``.
       central_devices: number of devices over which the central variable is sharded, positive, default 1; with
         ``"dedicated"`` the last ones, with ``"colocated"`` the first.
-      worker_devices: number of devices per worker, which share each of its batches; positive, default 1. Remaining devices are
-        not used.
+      worker_devices: number of devices per worker, which share each of its batches; positive, default 1. If it does not
+        divide the rows of a batch, each device computes all of it. Remaining devices have no worker; evaluations use the
+        first of them.
 
     Raises:
       ValueError: if there are no workers, the choice is unknown, or there are not enough devices.
@@ -110,7 +113,7 @@ def place(
     """
     devices = list(jax.local_devices() if devices is None else devices)
     check_num_workers(num_workers)
-    given, accelerated = devices, devices[0].platform != "cpu"
+    given, accelerated = devices, bool(devices) and devices[0].platform != "cpu"
     if central is None:
         if len(devices) == 1 and (central_devices == 1 or not accelerated):
             central = "colocated"
@@ -167,7 +170,7 @@ def spare(workers: Sequence[Place], central: Place, devices: Sequence[jax.Device
 
 
 def host_devices() -> tuple[jax.Device, ...]:
-    """Return the JAX devices of this host's CPU; JAX refuses if ``JAX_PLATFORMS`` leaves it out: ``cuda,cpu`` has it."""
+    """Return the JAX devices of this host's CPU; JAX raises an error if ``JAX_PLATFORMS`` leaves it out, as ``cuda`` does."""
     return tuple(jax.local_devices(backend="cpu"))
 
 

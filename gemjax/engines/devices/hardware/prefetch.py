@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gemjax.batches.base import select
+from gemjax.batches.base import RowsError, select
 from gemjax.batches.rows import any_worker_takes
 from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, no_threads, start_thread
 from gemjax.engines.checks import RunWarning
@@ -65,7 +65,7 @@ class Selections:
             self.prefetcher.drop(self._key(worker, step, draw))
 
     def example(self, worker: int = 0, read: Callable[[], PyTree] | None = None) -> PyTree:
-        """Return a selection before the run, with retries: ``read()``, or the worker's first one if it has no more periods."""
+        """Return ``read()`` before the run, with retries; by default and after its last period the worker's first selection."""
         try:
             return self._retried(read or functools.partial(self.read, worker, 0, 0))
         except PeriodsEndError:
@@ -80,7 +80,7 @@ class Selections:
                         return read()
                 except Exception as error:
                     held.raise_again()
-                    if not left or isinstance(error, PeriodsEndError):
+                    if not left or isinstance(error, (PeriodsEndError, RowsError)):
                         raise
                     left -= 1
 
@@ -135,7 +135,7 @@ class Prefetcher:
         self._when_read: Callable[[], None] = lambda: None
         self._threads = threads
         self._begun = self._closed = False
-        self._starting = threading.Lock()  # The first batches are taken in several threads.
+        self._beginning = threading.Lock()  # The first batches are taken in several threads.
         self._settings = settings_here()  # Those of the calling thread: a source may compute its rows with JAX.
 
     def on_read(self, wake: Callable[[], None]) -> None:
@@ -145,12 +145,12 @@ class Prefetcher:
     def begin(self, keys: Iterable[Hashable]) -> None:
         """Begin to read batches, except those known already."""
         for key in keys:
-            if key not in self._known:
-                with self._starting:
+            with self._beginning:
+                if key not in self._known:
                     if not self._begun:
                         self._start()
-                self._known[key] = future = concurrent.futures.Future()
-                self._wanted.put((key, future))
+                    self._known[key] = future = concurrent.futures.Future()
+                    self._wanted.put((key, future))
 
     def is_read(self, key: Hashable) -> bool:
         """Return True if the batch can be taken without waiting; begin to read it otherwise."""

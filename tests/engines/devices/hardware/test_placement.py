@@ -69,10 +69,17 @@ def test_several_devices_for_the_central_variable_and_for_workers():
     assert together.colocated
     with pytest.raises(ValueError, match="needs at least 9 devices, but there are 8"):
         place(2, "dedicated", devices, central_devices=5, worker_devices=4)
+    with pytest.raises(ValueError, match="needs at least 2 devices, but there are 0"):
+        place(2, devices=[])
     with pytest.raises(ValueError, match="central_devices must be an int in 1 … 2147483647, got 0"):
         place(2, central_devices=0)
     with pytest.raises(ValueError, match="but the host's CPU is 9 JAX devices"):
         place(2, "host", devices, central_devices=10)
+
+
+def test_lists_of_devices_are_tuples():
+    one, two, three = ACCELERATORS[:3]
+    assert Placement([[one, two]], [three]) == Placement(((one, two),), three)
 
 
 def test_cpu_devices_returns_existing_devices():

@@ -1,14 +1,17 @@
 """Prefetched batches: reads that fail, and reads that never end."""
 
+import contextlib
 import threading
 import warnings
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gemjax
+from gemjax.batches.base import RowsError
 from gemjax.engines.devices.hardware import prefetch
-from gemjax.engines.devices.hardware.prefetch import Prefetcher
+from gemjax.engines.devices.hardware.prefetch import Prefetcher, Selections
 
 
 def test_closing_does_not_wait_for_a_read_that_never_ends():
@@ -32,6 +35,40 @@ def test_closing_does_not_wait_for_a_read_that_never_ends():
         thread.join(60)
         assert not thread.is_alive()
     assert not prefetcher.is_read(2)  # Its read had not begun.
+
+
+def test_a_batch_wanted_by_two_threads_is_read_once():
+    both, reads = threading.Barrier(2), []
+
+    class Known(dict):
+        def __contains__(self, key):
+            known = super().__contains__(key)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # For the other thread, which must not look yet.
+            return known
+
+    prefetcher = Prefetcher(reads.append, threads=1)
+    prefetcher._known = Known()
+    threads = [threading.Thread(target=prefetcher.take, args=(1,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    prefetcher.take(2)  # The thread reads in order.
+    prefetcher.close()
+    assert reads == [1, 2]
+
+
+def test_rows_that_a_retry_would_meet_again_are_read_once():
+    reads = []
+
+    def read():
+        reads.append(0)
+        raise RowsError("rows differ")
+
+    with pytest.raises(RowsError, match="rows differ"):
+        Selections(gemjax.Computed(lambda worker, step: step), 1, retries=3).example(read=read)
+    assert len(reads) == 1
 
 
 def test_first_rows_that_take_long_are_warned_of(monkeypatch):

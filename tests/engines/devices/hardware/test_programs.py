@@ -35,15 +35,18 @@ class Device:
 
 
 class Recorded(Programs):
-    """Programs that only record how many workers are warmed up at a time."""
+    """Programs that only record how many workers are warmed up at a time, after both have read."""
 
-    def __init__(self, platform):
-        self.placement = Placement(tuple(Device(i, platform) for i in range(2)), Device(2, platform))
+    def __init__(self, workers, at_once):
+        self.placement = Placement(workers, Device(3, workers[0][0].platform))
         self.running, self.most, self.warm, self.changed = 0, 0, [], threading.Condition()
-        self._selections = self
-        self.patience = 60 if platform == "cpu" else 0.3  # Seconds to wait for a second worker.
+        self._selections, self.both = self, threading.Barrier(2)
+        self.patience = 60 if at_once == 2 else 0.3  # Seconds to wait for a second worker.
 
-    example = _settled = lambda self, *arguments: None
+    _settled = lambda self, *arguments: None
+
+    def example(self, worker, read):
+        self.both.wait(timeout=60)
 
     def compute(self, worker, batch):
         with self.changed:
@@ -57,10 +60,14 @@ class Recorded(Programs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("platform", "at_once"), [("cpu", 2), ("gpu", 1), ("tpu", 1)])
-def test_accelerators_are_warmed_up_one_after_the_other(monkeypatch, platform, at_once):
+@pytest.mark.parametrize(
+    ("platform", "groups", "at_once"),
+    [("cpu", "0 1", 2), ("gpu", "0 1", 1), ("tpu", "0 1", 1), ("cpu", "01 012", 1), ("cpu", "0 01", 1)],
+)
+def test_accelerators_and_groups_that_overlap_are_warmed_up_one_after_the_other(monkeypatch, platform, groups, at_once):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    programs, committed = Recorded(platform), []
+    workers = [[Device(int(i), platform) for i in group] for group in groups.split()]
+    programs, committed = Recorded(workers, at_once), []
     programs.central = types.SimpleNamespace(bring=lambda packed: packed, warm_up=committed.append)
     programs.warm_up()
     assert programs.most == at_once

@@ -62,8 +62,9 @@ class Programs(CentralPrograms):
     def warm_up(self) -> None:
         """Compile all programs: those of the workers, one per device, and the commit.
 
-        Those of CPU devices are compiled in parallel; accelerators follow one after the other, so that no two threads start
-        collectives on the same devices.
+        The first batches are read in parallel. Programs are compiled in parallel on CPU devices, but in turn on accelerators,
+        where parallel compilation can deadlock as it tries variants, and if workers share devices with other groups, where
+        collectives can deadlock.
         """
         first = {device: worker for worker, device in reversed(list(enumerate(self.placement.workers)))}
         batches = {}
@@ -77,11 +78,12 @@ class Programs(CentralPrograms):
             self._settled(worker)
             return gradient
 
-        accelerated = any(device.platform != "cpu" for place in first for device in devices_of(place))
+        devices = [device for place in first for device in devices_of(place)]
+        in_turn = any(device.platform != "cpu" for device in devices) or len(set(devices)) < len(devices)
         # More compilations at a time than cores would be slower.
-        at_once = 1 if accelerated else min(len(first), os.cpu_count() or 1)
+        at_once = min(len(first), os.cpu_count() or 1)
         each(read, first.values(), at_once, SECONDS_AT_EXIT)
-        gradients = each(run_once, first.values(), at_once)
+        gradients = each(run_once, first.values(), 1 if in_turn else at_once)
         self.central.warm_up(self.central.bring(gradients[0][0]))
 
     def is_ready(self, worker: int) -> bool:
