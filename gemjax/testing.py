@@ -84,7 +84,7 @@ class Faults:
 
     def __call__(self, worker: int, step: int) -> Any:
         at = (worker, step)
-        if (hang := self._hangs.get(at)) is not None:
+        if (hang := self._hangs.get(at)) is not None and not hang.is_set():
             self.injected.append(("hang", *at))
             hang.wait()
         for slow, seconds, first, last in self._slow:

@@ -110,7 +110,7 @@ MESSAGES = [
     ),
     (
         lambda: gemjax.Epochs({"x": np.zeros(3), "y": np.zeros(4)}, 1),
-        "all arrays of the data must have the same number of rows, got ['x'] with 3 and ['y'] with 4",
+        "all arrays of the data must have the same number of rows, at least 1, got ['x'] with 3 and ['y'] with 4",
     ),
     (
         lambda: gemjax.FromSource(X),

@@ -62,7 +62,7 @@ class Around(Arrivals):
     """Base of models that wrap another ``model`` and have its workers."""
 
     num_workers: int = dataclasses.field(init=False, default=0)
-    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
+    model: Arrivals = None  # pyrefly: ignore[bad-assignment] (required; fields with defaults come before it)
 
     def __post_init__(self):
         check_inner(self, self.model)

@@ -62,12 +62,13 @@ class Incidents(Around):
 
     def __post_init__(self):
         super().__post_init__()
-        for incident in self.incidents:
+        incidents = tuple(self.incidents)
+        for incident in incidents:
             integer(f"the worker of {incident}", incident.worker, 0, self.num_workers - 1)
             check_at_least(f"the time of {incident}", incident.at, 0.0)
             if isinstance(incident, Slows):
                 check_positive(f"the factor of {incident}", incident.factor)
-        object.__setattr__(self, "incidents", tuple(sorted(self.incidents, key=lambda incident: incident.at)))
+        object.__setattr__(self, "incidents", tuple(sorted(incidents, key=lambda incident: incident.at)))
         for worker in range(self.num_workers):
             kinds = [type(incident) for incident in self._of(worker) if not isinstance(incident, Slows)]
             if any(one is other for one, other in itertools.pairwise(kinds)):

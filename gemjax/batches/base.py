@@ -58,9 +58,9 @@ class Batches:
 
         def __getattr__(self, name: str) -> Any:
             """Return the default of an attribute that the source lacks."""
-            if name in DEFAULTS:
+            if name in DEFAULTS and not hasattr(type(self), name):
                 return DEFAULTS[name]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return object.__getattribute__(self, name)  # Raises again, also an error within a property.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make ``gather`` and ``part``, its former name, the same method in a class that defines one of them."""

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
-from gemjax.batches.checks import count_rows
 from gemjax.batches.rows import Epochs, check_plain
 from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, each
 from gemjax.protocol import PyTree
-from gemjax.protocol.checks import check_range, fits, integer
+from gemjax.protocol.checks import check_range, fits, integer, shown
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,8 +69,8 @@ class FromSource(Wrapper):
 
     Raises:
       TypeError: if ``batches`` are not rows of data, or have a ``batch`` of their own; if ``source`` has no length or no rows.
-      ValueError: if ``batches`` have another number of rows, both ``batches`` and ``batch_size`` are given, or ``threads`` is
-        not positive; when rows are read, if their structure, shapes or dtypes differ from those of the first row read.
+      ValueError: if the data of ``batches`` are not ``np.arange(len(source))``, both ``batches`` and ``batch_size`` are given,
+        or ``threads`` is not positive; when rows are read, if their structure, shapes or dtypes differ from those of the first.
       RuntimeError: when rows are read, if the source raises. Errors of reading name the row.
 
     >>> loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
@@ -112,10 +111,10 @@ class FromSource(Wrapper):
         elif batch_size is not None or seed is not None:
             raise ValueError("batch_size= and seed= stand for batches=gemjax.Epochs(...); give either these or batches")
         check_plain("FromSource", self.batches)
-        if (rows := count_rows(self.batches.data)) != len(self.source):
+        if not np.array_equal(self.batches.data, np.arange(len(self.source))):
             raise ValueError(
-                f"the batches are made of {rows} rows, but the source has {len(self.source)}; make them of "
-                "np.arange(len(source))"
+                f"the data of batches= must be np.arange(len(source)), the numbers of the source's {len(self.source)} rows in "
+                f"order, got {shown(self.batches.data)}"
             )
         integer("threads", self.threads, 1)
         self._adopt("shared", "num_workers")
@@ -172,7 +171,7 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
     """
     if hasattr(source, "__getitems__"):
         try:
-            rows = list(source.__getitems__(numbers))
+            rows = list(source.__getitems__(list(numbers)))
         except Exception:  # One by one finds the row that failed; if none fails now, the rows are complete.
             rows = [_read(source, number) for number in numbers]
     else:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.batches.base import Batches, RowsError, Wrapper, adapt
-from gemjax.batches.checks import check_kind, count_rows
+from gemjax.batches.checks import count_rows, is_source
 from gemjax.batches.functions import Computed, warn_if_frozen
 from gemjax.protocol import PyTree
 
@@ -233,8 +233,7 @@ def as_batches(batches: Any, num_workers: int) -> Batches:
       TypeError: if it is none of these, or has data that are not arrays; the message says what to give instead.
       ValueError: if it was made for another number of workers than the run has, or its arrays differ in their number of rows.
     """
-    check_kind(batches)
-    if all(hasattr(batches, name) for name in ("data", "select", "batch")):
+    if is_source(batches):
         batches = adapt(batches)
     else:
         warn_if_frozen(batches)

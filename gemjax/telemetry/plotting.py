@@ -56,7 +56,9 @@ def plot_run(history: Mapping[str, np.ndarray], num_workers: int) -> Figure:
 
 
 def plot_sweep(table: Sequence[Mapping[str, float]], swept: Sequence[str]) -> Figure:
-    """Draw the final loss of each run of a sweep against the swept number with the most values.
+    """Draw the final loss of each run of a sweep, and their medians, against the swept number with the most values.
+
+    A tick at the upper edge is a run whose loss is not finite; it is left out of the median.
 
     Args:
       table: a row per run, with its point and its ``loss``.
@@ -81,7 +83,8 @@ def plot_sweep(table: Sequence[Mapping[str, float]], swept: Sequence[str]) -> Fi
             (line,) = axes.plot([*found], [np.median(losses) for losses in found.values()], label=label or "_")
             points = [(x, loss) for x, losses in found.items() for loss in losses]
             axes.plot(*zip(*points, strict=True), ".", color=line.get_color(), label="_")
-        x = np.array([row[by] for row in runs])
+        x = np.array([row[by] for row in table])
+        _mark_lost(axes, {f"of {len(table)} runs diverged": x[[not np.isfinite(row["loss"]) for row in table]]})
         if x.min() > 0 and x.max() >= 5 * x.min():
             axes.set_xscale("log")
         losses = np.array([row["loss"] for row in runs])
@@ -128,7 +131,7 @@ def _clear_corner(axes: Axes, loss: np.ndarray) -> tuple[float, str]:
 
 
 def _mark_lost(axes: Axes, lost: Mapping[str, np.ndarray]) -> None:
-    """Draw a tick at the upper edge for each rejected or dropped commit, and write their numbers."""
+    """Draw a tick at the upper edge for each lost commit or run, and write their numbers."""
     for times in lost.values():
         axes.plot(times, np.ones(len(times)), "|", color=LOST, ms=5, mew=0.6, transform=axes.get_xaxis_transform())
     if counts := [f"{len(times):,} {name}" for name, times in lost.items() if len(times)]:
@@ -151,7 +154,7 @@ def _draw_staleness(axes: Axes, time: np.ndarray, staleness: np.ndarray) -> None
 
 def _draw_commits(axes: Axes, time: np.ndarray, worker: np.ndarray, num_workers: int) -> None:
     counts = np.bincount(worker, minlength=num_workers)
-    fast, slow = int(counts.argmax()), int(counts.argmin())
+    fast, slow = int(counts.argmax()), num_workers - 1 - int(counts[::-1].argmin())  # Two workers, if all are equal.
     shown = np.unique(np.linspace(0, num_workers - 1, min(num_workers, WORKERS)).astype(int))
     others = [one for one in shown.tolist() if one not in (fast, slow)]
     for one in [*others, slow, fast]:

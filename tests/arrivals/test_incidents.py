@@ -64,6 +64,11 @@ def test_a_trace_is_that_of_a_simulation_event_by_event(number):
     np.testing.assert_array_equal(trace.pulled_at[late], np.searchsorted(time, pulled[late], side="right"))
 
 
+def test_incidents_may_come_from_a_generator():
+    model = Incidents(arrivals.RoundRobin(2), (Leaves(worker, at=2.5) for worker in [1]))
+    assert model.trace(8).worker.tolist() == [0, 1, 0, 1, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("num_commits", [40, 100, 200, 240])
 def test_a_fast_worker_commits_until_it_leaves(num_commits):
     """Its first durations end before it leaves; these were taken for all, so it left earlier, the shorter the trace was."""

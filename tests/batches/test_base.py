@@ -60,6 +60,24 @@ def test_a_source_gets_the_defaults_of_its_base():
     assert as_batches(windows, N) is windows
 
 
+def test_a_method_that_a_source_lacks_is_named():
+    class Unfinished(Batches):
+        select = Windows.select
+
+    with pytest.raises(TypeError, match=r"^Unfinished must define batch"):
+        as_batches(Unfinished(), N)
+
+
+def test_an_error_within_a_property_is_not_taken_for_a_missing_attribute():
+    class Broken(Windows):
+        @property
+        def data(self):
+            return self.txt
+
+    with pytest.raises(AttributeError, match="'txt'"):
+        as_batches(Broken(), N)
+
+
 def test_a_source_without_the_base_is_adapted():
     adapted = as_batches(Foreign(), N)
     assert (adapted.shared, adapted.threads, adapted.num_workers) == (False, 0, None)

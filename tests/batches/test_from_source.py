@@ -231,6 +231,24 @@ def test_a_batch_size_means_epochs(seed):
     assert found.batches.seed == (seed or 0)
 
 
+class Column:
+    """A source of rows of an array, all of a batch at a time; an array takes a tuple for one index per axis."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, number):
+        raise OSError("read rows by __getitems__")
+
+    def __getitems__(self, numbers):
+        return NUMBERS[numbers]
+
+
+def test_a_source_gets_a_list_of_the_row_numbers_of_a_batch():
+    batches = FromSource(Column(), batch_size=3)
+    np.testing.assert_array_equal(batches.gather(np.array([[4, 1, 7]]))[0], [4, 1, 7])
+
+
 def test_images_are_decoded():
     pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     rows = [{"image": pillow.fromarray(np.full((4, 5, 3), shade, np.uint8))} for shade in range(2)]

@@ -53,6 +53,11 @@ def test_the_curves_are_those_of_the_history():
     assert {text.get_text() for text in commits.texts} == {"most: worker 0, 800", "fewest: worker 2, 0", "others"}
 
 
+def test_of_workers_that_commit_equally_often_two_are_named():
+    commits = plotting.plot_run(history(worker=np.arange(200) % 2), 2).axes[2]
+    assert {text.get_text() for text in commits.texts} == {"most: worker 0, 100", "fewest: worker 1, 100"}
+
+
 def test_commits_that_were_not_applied_are_marked_and_in_no_curve():
     one = history(100)
     one["applied"][[3, 50, 60]] = False
@@ -80,12 +85,12 @@ def test_many_workers_and_commits_make_a_small_figure(tmp_path):
     figure = plotting.plot_run(many, 1000)
     assert len(figure.axes[2].lines) <= plotting.WORKERS + 2
     assert max(len(line.get_xdata()) for axes in figure.axes for line in axes.lines[:1]) <= 2 * plotting.POINTS
-    assert "63 of 998 others" in {text.get_text() for text in figure.axes[2].texts}
+    assert "62 of 998 others" in {text.get_text() for text in figure.axes[2].texts}
     figure.savefig(tmp_path / "run.pdf")
     assert (tmp_path / "run.pdf").stat().st_size < 200_000
 
 
-def test_a_sweep_is_drawn_over_the_number_with_the_most_values_and_without_runs_that_diverged():
+def test_a_sweep_is_drawn_over_the_number_with_the_most_values_and_marks_runs_that_diverged():
     rates, momenta = (0.01, 0.1, 1.0), (0.5, 0.9)
     table = [
         {"momentum": momentum, "rate": rate, "seed": seed, "loss": np.nan if rate == 1.0 else rate + momentum + seed}
@@ -96,3 +101,5 @@ def test_a_sweep_is_drawn_over_the_number_with_the_most_values_and_without_runs_
     assert set(lines) == {"momentum 0.5", "momentum 0.9"}
     np.testing.assert_allclose(lines["momentum 0.5"], [[0.01, 1.51], [0.1, 1.6]])  # Medians over seeds.
     assert axes.get_xlabel() == "rate"
+    assert axes.get_title("right") == "6 of 18 runs diverged (ticks)"
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "|"] == [[1.0] * 6]
