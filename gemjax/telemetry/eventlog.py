@@ -132,11 +132,8 @@ class EventLog:
         record = {"event": event, "time": round(time, 6)} | {
             name: _plain(name, value) for name, value in fields.items()
         }
-        try:
+        with self._named():
             self._file.write(self._encode(record) + "\n")
-        except OSError as error:
-            self._name(error)
-            raise
 
     def flush(self) -> None:
         """Hand written events to the operating system."""
@@ -155,16 +152,13 @@ class EventLog:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
+        """Add the name of the file to an error; those of writing to an open file have none."""
         try:
             yield
         except OSError as error:
-            self._name(error)
+            if error.filename is None and error.errno is not None:
+                error.filename = self._file.name
             raise
-
-    def _name(self, error: OSError) -> None:
-        """Add the name of the file to an error; those of writing to an open file have none."""
-        if error.filename is None and error.errno is not None:
-            error.filename = self._file.name
 
     def __enter__(self) -> Self:
         return self

@@ -23,8 +23,7 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
     Args:
       path: what to lock.
       flags: those of ``os.open``.
-      strict: True to raise an error of locking, unless it means that the file system has no locks; False to go on without a
-        lock after any error but ``BlockingIOError``.
+      strict: True to raise errors of locking other than those of a file system without locks; False to go on without a lock.
 
     Returns:
       The argument of :func:`unlock`, a number that no other lock gets.
@@ -63,8 +62,7 @@ def unlock(number: int) -> None:
 def close_after(raised: BaseException | None, close: Callable[[], None], words: str) -> None:
     """Close a writer at the end of a ``with`` block.
 
-    If ``raised`` ends the block, it may hold the result of a run: an error of ``close`` then becomes a note of it, after
-    ``words``.
+    If ``raised`` ends the block, an error of ``close`` becomes a note of it, because it may hold the result of a run.
     """
     try:
         close()

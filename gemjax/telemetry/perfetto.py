@@ -108,10 +108,8 @@ def _events(run: Timeline) -> Iterator[dict[str, Any]]:
 def _of_cycle(cycle: dict[str, Any], part: int, at: int, length: int) -> dict[str, Any]:
     """Return one of the events of a cycle; it begins at ``at`` and lasts for ``length`` microseconds."""
     kind, track = cycle["event"], cycle["worker"] + 1
-    if part == VIEW:
-        return _slice("waits for its view", track, at, at + length, {})
-    if part == WAIT:
-        return _slice("commit wait", track, at, at + length, {})
+    if part in (VIEW, WAIT):
+        return _slice("waits for its view" if part == VIEW else "commit wait", track, at, at + length, {})
     about = {name: _plain(cycle[name]) for name in SHOWN if name in cycle and math.isfinite(cycle[name])}
     if part == GRADIENT:
         return _slice("gradient", track, at, at + length, about | {"became": kind})

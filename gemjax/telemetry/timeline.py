@@ -131,14 +131,12 @@ class _Rows:
         self.kinds.append(ARRIVALS.index(kind))
         for name, value in event.items():
             if isinstance(value, numbers.Real) and name not in TIMES:
-                if name not in self.columns:
-                    self.columns[name] = array.array("d")
                 self._set(name, float(value))
         for name, value in times.items():
             self._set(name, value)
 
     def _set(self, name: str, value: float) -> None:
-        column, rows = self.columns[name], len(self)
+        column, rows = self.columns.setdefault(name, array.array("d")), len(self)
         if len(column) < rows - 1:  # It was not known in the rows before.
             column.extend([np.nan] * (rows - 1 - len(column)))
         column.append(value)
@@ -261,10 +259,9 @@ def _measured_last(cycles: Columns) -> Columns:
 
 
 def _fill(cycles: Columns, num_workers: int) -> None:
-    """Fill in times that are not known.
+    """Fill in unknown times: a worker begins when its last cycle ended or its view was made, whichever is later.
 
-    A worker then begins when its last cycle ended, or, if that is later, when the commit that made its view was applied. The
-    view arrives at once, and the gradient is committed as soon as it is finished.
+    The view arrives at once, and the gradient is committed as soon as it is finished.
     """
     begin, views = _views(cycles)
     last = np.full(num_workers, begin)

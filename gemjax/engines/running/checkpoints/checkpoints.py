@@ -21,9 +21,9 @@ from gemjax.engines.memory import STATE, Elsewhere
 from gemjax.engines.result import History, Result, check_valid
 from gemjax.engines.running import keys
 from gemjax.engines.running.checkpoints import contents, folder
-from gemjax.engines.running.checkpoints.errors import ADVICE, CheckpointError, is_write_error, unreadable, write_error
-from gemjax.engines.running.checkpoints.files import InFile, can_stay
-from gemjax.engines.running.checkpoints.writing import ORBAX, in_background
+from gemjax.engines.running.checkpoints.errors import ADVICE, CheckpointError, is_io_error, reading, write_error
+from gemjax.engines.running.checkpoints.files import NOT_READ, InFile, can_stay
+from gemjax.engines.running.checkpoints.writing import ORBAX, in_background, unseen
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_bool, check_path, check_positive_int, integer
@@ -37,10 +37,10 @@ TRACE, HISTORY, EVALUATIONS = "trace", "history", "evaluations"
 class Checkpoints:
     """Checkpoints of one run in one folder; each is complete or absent, and the newest are kept.
 
-    Objects and processes that write to one folder wait for each other's writes; loading moves and removes nothing.
-    A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
-    view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had. Of a run with
-    ``central_hosts`` each host writes its parts of arrays, so all hosts must share the folder.
+    Objects and processes that write to one folder wait for each other if its file system has locks; loading moves and removes
+    nothing. A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model
+    state, view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had. Of a run
+    with ``central_hosts`` each host writes its parts of arrays, so all hosts must share the folder.
 
     Args:
       folder: folder of the checkpoints; created if it does not exist. Give each run its own.
@@ -83,8 +83,8 @@ class Checkpoints:
 
         A checkpoint of as many commits is replaced as soon as the new one is on disk. Those of more commits belong to another
         continuation of the run: they are then renamed, so that the newest one is of this continuation. A state whose
-        ``params`` are not finite is refused: no gradient at them would be. Method state and ``model_state`` may contain
-        infinities by choice.
+        ``params`` are not finite is refused, because no gradient at them is finite. Method state and ``model_state`` may
+        contain infinities by choice.
 
         Args:
           state: state of the run.
@@ -109,8 +109,7 @@ class Checkpoints:
           ValueError: if the folder was opened with ``read_only``, ``state`` is no longer valid, or ``trace`` is not that of
             ``state``: its last commits must lead to the state's steps and pulls.
         """
-        if self.read_only:
-            raise ValueError(f"{self.folder} was opened with read_only=True; open it without to save a checkpoint")
+        self._check_writable()
         contents.check_state("state", state)
         check_valid(state)
         contents.check_trace_of(state, trace)
@@ -129,11 +128,12 @@ class Checkpoints:
         }
         owner = next((leaf.owner for leaf in others.values()), None)
         write = _write_here if owner is None else owner.writer(others)
-        if not wait:  # A run that goes on donates the buffers of its state to the next commit.
-            own = {name: jnp.array(leaf, copy=True) for name, leaf in own.items()}
         columns = trace._columns() if len(trace) else {}
         arrays = {TRACE: columns} | {name: contents.by_number(record) for name, record in records.items()}
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in (*jax.tree.leaves(arrays), *leaves))
+        if not wait:  # A run that goes on donates the buffers of its state to the next commit.
+            with self._recovering():
+                own = {name: jnp.array(leaf, copy=True) for name, leaf in own.items()}
         if (later := folder.later_than(self.folder, len(trace))) and not self.replaces_later:
             warnings.warn(
                 f"{self.folder} holds checkpoints of more commits ({', '.join(map(str, later))}), of another continuation of "
@@ -147,6 +147,10 @@ class Checkpoints:
             self._writing = in_background(functools.partial(self._write, unfinished, arrays, custom_metadata, write))
         if wait:
             self.wait()
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise ValueError(f"{self.folder} was opened with read_only=True; open it without to save a checkpoint")
 
     def _write(self, unfinished: Path, arrays: dict, custom_metadata: dict, write: Callable) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
@@ -179,6 +183,7 @@ class Checkpoints:
             if concurrent.futures.wait([self._writing], limit).not_done:
                 return False
             with self._recovering():
+                unseen.discard(self._writing)
                 self._writing.result()
             self._writing = None
         return True
@@ -190,7 +195,7 @@ class Checkpoints:
             yield
         except Exception as error:
             self._writing = None
-            if is_write_error(error):
+            if is_io_error(error):
                 raise write_error(error, self.folder, self._written, self._size, self.latest) from error
             raise
 
@@ -212,13 +217,7 @@ class Checkpoints:
         Raises:
           CheckpointError: if a file of the checkpoint is missing or was cut, or it is of another format.
         """
-
-        def read(commits: int) -> dict[str, Any]:
-            found = self._metadata(commits)
-            contents.check_format(found, self._name(commits))
-            return found["user"]
-
-        return None if self.latest is None else self._steadily(None, read)
+        return None if self.latest is None else self._steadily(None, lambda found: self._metadata(found)["user"])
 
     def load(
         self, like: RunState, commits: int | None = None, *, in_files: bool = False
@@ -273,7 +272,7 @@ class Checkpoints:
             before = folder.identity(folder.path_of(self.folder, found))
             try:
                 return read(found)
-            except (CheckpointError, FileNotFoundError):
+            except Exception:
                 if folder.identity(folder.path_of(self.folder, found)) == before:
                     raise
 
@@ -287,7 +286,7 @@ class Checkpoints:
         named = zip(contents.names(like), jax.tree.leaves(like), strict=True)
         stays = [in_files and can_stay(*one) for one in named]
         together = tuple(str(index) for index, leaf in enumerate(leaves) if leaf.size)
-        read = {str(index): ... if stays[index] else contents.readable(leaf) for index, leaf in enumerate(leaves)}
+        read = {str(index): NOT_READ if stays[index] else contents.readable(leaf) for index, leaf in enumerate(leaves)}
         abstract: dict[str, Any] = {STATE: {name: read[name] for name in together}}
         if commits:
             abstract[TRACE] = {name: np.empty(commits, kind) for name, kind in contents.KINDS.items()}
@@ -295,11 +294,8 @@ class Checkpoints:
                 abstract[TRACE]["read_at"] = np.empty((commits, blocks), np.int32)
         described = {name: metadata["records"][name] for name in records}
         abstract |= {name: contents.unread(rows) for name, rows in described.items() if rows}
-        try:
-            with ORBAX:
-                found = ocp.load_checkpointables(str(checkpoint), abstract)
-        except Exception as error:
-            raise unreadable(name, error) from error
+        with reading(name), ORBAX:
+            found = ocp.load_checkpointables(str(checkpoint), abstract)
 
         def array(index: int, leaf: Any) -> Any:
             if stays[index]:
@@ -319,11 +315,13 @@ class Checkpoints:
         return f"{self.folder}: checkpoint {commits}"
 
     def _metadata(self, commits: int) -> dict[str, Any]:
-        """Return the metadata of a checkpoint of which no file is missing or cut."""
+        """Return the metadata of a checkpoint of this format of which no file is missing or cut."""
         checkpoint = folder.path_of(self.folder, commits)
         if (what := folder.damage_of(checkpoint)) is not None:
             raise CheckpointError(f"{self._name(commits)} is damaged: {what}; {ADVICE}")
-        return folder.custom_metadata(checkpoint)
+        found = folder.custom_metadata(checkpoint)
+        contents.check_format(found, self._name(commits))
+        return found
 
     def close(self) -> None:
         """Wait for the write in the background."""

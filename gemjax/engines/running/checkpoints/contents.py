@@ -138,9 +138,8 @@ def check_metadata(found: Any, like: RunState, checkpoint: str, commits: int) ->
       commits: the commits by which the checkpoint is named.
 
     Raises:
-      CheckpointError: if they are of another format, number of commits, method, model or number of workers than ``like``.
+      CheckpointError: if they are of another number of commits, method, model or number of workers than ``like``.
     """
-    check_format(found, checkpoint)
     if (found["commits"], found["num_workers"]) != (commits, like.step.num_workers):
         raise CheckpointError(
             f"{checkpoint} has {found['commits']} commits of {found['num_workers']} workers, expected {commits} of "

@@ -1,16 +1,16 @@
 """Errors of checkpoints, with the folder, the cause and the advice in one message."""
 
+import contextlib
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from gemjax.engines.memory import readable
 
 # TensorStore raises ValueErrors.
-WRITE_ERROR = re.compile("os_error_code=|(Error|Failed) writing|RESOURCE_EXHAUSTED")
-
-
+IO_ERROR = re.compile("os_error_code=|(Error|Failed) writing|RESOURCE_EXHAUSTED")
 ADVICE = "restore it from a copy, remove its folder to continue from an earlier checkpoint if there is one, or start a new run"
 
 
@@ -31,18 +31,30 @@ class CheckpointWriteError(OSError):
         return self.strerror or super().__str__()
 
 
-def is_write_error(error: Exception) -> bool:
+def is_io_error(error: BaseException) -> bool:
     """Return True if the error is one of I/O or memory, and not one of the program."""
-    return isinstance(error, (OSError, MemoryError)) or WRITE_ERROR.search(str(error)) is not None
+    return isinstance(error, (OSError, MemoryError)) or IO_ERROR.search(str(error)) is not None
 
 
-def unreadable(checkpoint: str, error: Exception) -> CheckpointError:
-    """Make the error for a checkpoint that Orbax refuses to read; its messages have many lines and do not name the folder."""
-    first_line = ascii(str(error).strip().partition("\n")[0][:160])[1:-1]
-    return CheckpointError(
-        f"{checkpoint} cannot be read into this run's state; it is damaged, or of another method "
-        f"({type(error).__name__}: {first_line}); {ADVICE}"
-    )
+@contextlib.contextmanager
+def reading(checkpoint: str) -> Iterator[None]:
+    """Raise :class:`CheckpointError` if Orbax refuses to read; its messages have many lines and do not name the folder.
+
+    An error of I/O or memory is raised as it is, because the checkpoint may be good.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if is_io_error(cause):
+                raise cause from None
+            cause = cause.__cause__
+        first_line = ascii(str(error).strip().partition("\n")[0][:160])[1:-1]
+        raise CheckpointError(
+            f"{checkpoint} cannot be read into this run's state; it is damaged, or of another method "
+            f"({type(error).__name__}: {first_line}); {ADVICE}"
+        ) from error
 
 
 def write_error(error: Exception, folder: Path, commits: int, size: int, newest: int | None) -> CheckpointWriteError:

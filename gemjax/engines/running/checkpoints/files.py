@@ -8,10 +8,11 @@ from orbax.checkpoint import v1 as ocp
 
 from gemjax.engines.checks import is_key
 from gemjax.engines.memory import STATE, Elsewhere
-from gemjax.engines.running.checkpoints.errors import CheckpointError, unreadable
+from gemjax.engines.running.checkpoints.errors import CheckpointError, reading
 from gemjax.engines.running.checkpoints.folder import identity
 from gemjax.engines.running.checkpoints.writing import ORBAX
 
+NOT_READ = ...  # In place of an array that Orbax is not to read.
 LARGE = 2**16  # Bytes of the smallest array that can be left in its file.
 
 
@@ -27,7 +28,7 @@ class InFile(Elsewhere):
 
     def __init__(self, checkpoint: Path, together: tuple[str, ...], name: str, like: Any):
         super().__init__(like.shape, like.dtype)
-        self._checkpoint, self._together, self._identity = checkpoint, together, identity(checkpoint)
+        self._checkpoint, self._identity = checkpoint, identity(checkpoint)
         self.at, self.name = (str(checkpoint), together), name
 
     def check(self) -> None:
@@ -46,18 +47,16 @@ class InFile(Elsewhere):
         """Return the array.
 
         Raises:
-          CheckpointError: if it cannot be read, or as by :meth:`check`.
+          CheckpointError: if it is damaged, or as by :meth:`check`.
         """
-        checkpoint, together = str(self._checkpoint), self._together
-        wanted = {STATE: dict.fromkeys(together, ...) | {self.name: np.empty(self.shape, self.dtype)}}
+        assert self.at is not None
+        checkpoint, together = self.at
+        wanted = {STATE: dict.fromkeys(together, NOT_READ) | {self.name: np.empty(self.shape, self.dtype)}}
         try:
-            with ORBAX:
-                found = np.asarray(ocp.load_checkpointables(checkpoint, wanted)[STATE][self.name])
-        except Exception as error:
+            with reading(checkpoint), ORBAX:
+                return np.asarray(ocp.load_checkpointables(checkpoint, wanted)[STATE][self.name])
+        finally:
             self.check()
-            raise unreadable(checkpoint, error) from error
-        self.check()
-        return found
 
 
 def can_stay(name: str, leaf: Any) -> bool:

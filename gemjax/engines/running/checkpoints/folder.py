@@ -123,10 +123,10 @@ def path_of(folder: Path, commits: int) -> Path:
 
 
 def custom_metadata(checkpoint: Path) -> Any:
-    """Return what was given to Orbax as metadata of a checkpoint; ``None`` if that is damaged or missing."""
+    """Return what was given to Orbax as metadata of a checkpoint; ``None`` if that is damaged."""
     try:
         return json.loads((checkpoint / METADATA).read_bytes())["custom_metadata"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
 
 
@@ -134,13 +134,14 @@ def identity(checkpoint: Path) -> str | None:
     """Return a hash of a checkpoint's metadata, which contain the time of its writing; ``None`` without a checkpoint."""
     try:
         return hashlib.sha256((checkpoint / METADATA).read_bytes()).hexdigest()
-    except OSError:
+    except FileNotFoundError:
         return None
 
 
 def _write_sizes(checkpoint: Path) -> None:
     """Note the sizes of the files of a checkpoint, for :func:`damage_of`."""
-    sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+    sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
     (checkpoint / SIZES).write_text(json.dumps(sizes, indent=0), encoding="utf-8")
 
 
@@ -148,16 +149,13 @@ def damage_of(checkpoint: Path) -> str | None:
     """Describe the first file of a checkpoint that is missing or cut; ``None`` if there is none."""
     try:
         sizes = json.loads((checkpoint / SIZES).read_bytes())
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         return f"its file {SIZES} cannot be read ({type(error).__name__})"
-    found = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
     for name, size in sizes.items():
-        if name not in found:
+        try:
+            found = (checkpoint / name).stat().st_size
+        except FileNotFoundError:
             return f"its file {name!a} is missing"
-        if found[name] != size:
-            return f"its file {name!a} has {found[name]} bytes instead of {size}"
+        if found != size:
+            return f"its file {name!a} has {found} bytes instead of {size}"
     return None
-
-
-def _files(checkpoint: Path) -> list[Path]:
-    return [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != SIZES]

@@ -25,7 +25,7 @@ class Saving:
       seconds: least time between two checkpoints during the run.
 
     Raises:
-      ValueError: if ``resume`` is set without a folder, or the folder has checkpoints and ``resume`` is not set.
+      ValueError: if ``resume`` is set without a folder, or not set for one with checkpoints, or the folder is ``read_only``.
     """
 
     def __init__(self, checkpoints: str | os.PathLike | Checkpoints | None, resume: bool, seconds: float):
@@ -33,6 +33,8 @@ class Saving:
         check_positive("checkpoint_seconds", seconds)
         if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
             checkpoints = Checkpoints(checkpoints)
+        if checkpoints is not None:
+            checkpoints._check_writable()
         self.checkpoints, self._resume, self._seconds = checkpoints, resume, seconds
         self._at, self._commits = time.perf_counter(), 0
         if resume and checkpoints is None:
@@ -55,8 +57,8 @@ class Saving:
 
         Args:
           state: argument of the engine.
-          shapes: returns those of the run's state; an array with a sharding of its own is loaded to it, others to ``device``.
-          device: see above.
+          shapes: returns the shapes of the run's state. An array is loaded to its sharding, if it has one there.
+          device: device of the other arrays.
           in_files: as for :meth:`gemjax.Checkpoints.load`.
         """
         if not self._resume or self.checkpoints is None or self.checkpoints.latest is None:
@@ -72,7 +74,7 @@ class Saving:
         self._at, self._commits = time.perf_counter(), commits
 
     def is_due(self, commits: int) -> bool:
-        """Return True if the state after so many commits is to be saved now: no other one is being written meanwhile."""
+        """Return True if the state after so many commits is to be saved now; False while an earlier one is being written."""
         if self.checkpoints is None or commits <= self._commits or time.perf_counter() < self._at + self._seconds:
             return False
         with self._warning():
@@ -92,7 +94,7 @@ class Saving:
           CheckpointWriteError: (an OSError) if it cannot be written.
         """
         if self.checkpoints is not None:
-            with self._warning():  # Of the checkpoint before.
+            with self._warning("the end of the run is saved now"):  # Of the checkpoint before.
                 self.checkpoints.wait()
             self._save(reached, wait=True)
 
@@ -111,9 +113,8 @@ class Saving:
         )
 
     @contextlib.contextmanager
-    def _warning(self) -> Iterator[None]:
+    def _warning(self, then: str = "the run goes on and tries again when the next checkpoint is due") -> Iterator[None]:
         try:
             yield
         except (CheckpointError, CheckpointWriteError) as error:
-            message = f"{error}; the run goes on and tries again when the next checkpoint is due"
-            warnings.warn(message, RunWarning, stacklevel=4)
+            warnings.warn(f"{error}; {then}", RunWarning, stacklevel=4)

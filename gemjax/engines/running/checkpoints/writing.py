@@ -1,20 +1,20 @@
 """Threads that write, whose end the interpreter waits for."""
 
 import atexit
+import concurrent.futures.thread
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from gemjax.batches.threads import start_thread
 
 ORBAX = threading.Lock()  # Orbax cannot write in one thread while it reads or writes in another.
-_writing: set[Future] = set()
+unseen: set[concurrent.futures.Future] = set()  # Writes that nothing has waited for.
 
 
-def in_background(write: Callable[[], None]) -> Future:
+def in_background(write: Callable[[], None]) -> concurrent.futures.Future:
     """Return a future for ``write()``, which a thread calls, so that Ctrl-C ends a wait for it and not the write."""
-    done = Future()
+    done = concurrent.futures.Future()
 
     def run():
         try:
@@ -24,8 +24,7 @@ def in_background(write: Callable[[], None]) -> Future:
         else:
             done.set_result(None)
 
-    _writing.add(done)
-    done.add_done_callback(_writing.discard)
+    unseen.add(done)
     try:
         start_thread(run, name="gemjax-checkpoint")
     except RuntimeError as error:  # The system has no more threads.
@@ -35,11 +34,11 @@ def in_background(write: Callable[[], None]) -> Future:
 
 def _finish_writes() -> None:
     """Wait at the end of the interpreter for writes that nothing has waited for."""
-    for done in list(_writing):
+    for done in list(unseen):
         if (error := done.exception()) is not None:
             print(f"gemjax: a checkpoint could not be written: {error!r}", file=sys.stderr)
 
 
-# Before the pools of threads end, which Orbax needs; `atexit` would be too late. Functions are called in reverse order.
-ThreadPoolExecutor(1).shutdown()
+# Functions are called in reverse order, this one before that of `concurrent.futures.thread`, which ends the pools of threads:
+# Orbax needs them. `atexit` would be too late.
 getattr(threading, "_register_atexit", atexit.register)(_finish_writes)

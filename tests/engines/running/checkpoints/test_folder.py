@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines.running.checkpoints.states import arrived, like, saved_in
+from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals
@@ -229,6 +231,39 @@ def test_a_checkpoint_that_orbax_cannot_read_is_named(tmp_path):
         with pytest.raises(CheckpointError, match="checkpoint 5 cannot be read into this run's state; it is damaged"):
             checkpoints.load(like())
     gc.collect()  # Tasks that Orbax has abandoned report it here, and not in a later test.
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "too many open files"), MemoryError(), ValueError("EACCES [os_error_code='13']")]
+)
+def test_an_error_of_the_machine_is_not_taken_for_damage(tmp_path, monkeypatch, error):
+    """The advice for damage is to remove the checkpoint, which is good."""
+
+    def fail(*_):
+        raise KeyError("no handler") from error  # As Orbax does.
+
+    checkpoints, state = (
+        gemjax.Checkpoints(tmp_path),
+        arrived(gemjax.initial_state(gemjax.asgd(0.1, 3), jnp.zeros(2**16))),
+    )
+    checkpoints.save(state, arrivals.Gamma(3).trace(4))
+    loaded, _, _ = checkpoints.load(state, in_files=True)
+    monkeypatch.setattr(ocp, "load_checkpointables", fail)
+    for read in (lambda: checkpoints.load(state), lambda: np.asarray(loaded.params)):
+        with pytest.raises(type(error)) as raised:
+            read()
+        assert raised.value is error
+
+
+def test_metadata_that_cannot_be_opened_are_not_taken_for_damage(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        monkeypatch.setattr(pathlib.Path, "read_bytes", refused)
+        with pytest.raises(PermissionError):
+            checkpoints.load(like())
 
 
 def test_metadata_are_read_as_json_has_them(tmp_path):

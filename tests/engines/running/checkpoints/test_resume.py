@@ -145,6 +145,8 @@ def test_a_new_run_in_a_folder_with_a_checkpoint_is_refused(tmp_path):
         simulate(checkpoints=tmp_path)
     with pytest.raises(ValueError, match="needs checkpoints="):
         simulate(resume=True)
+    with gemjax.Checkpoints(tmp_path, read_only=True) as opened, pytest.raises(ValueError, match="read_only=True"):
+        simulate(checkpoints=opened, resume=True, callback=lambda progress: pytest.fail("the run has begun"))
 
 
 def test_checkpoints_wait_for_their_time(tmp_path):

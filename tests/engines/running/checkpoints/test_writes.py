@@ -222,6 +222,18 @@ def test_an_error_of_writing_is_named_and_another_one_is_raised_unchanged(tmp_pa
         assert checkpoints.latest == 5
 
 
+def test_a_device_without_memory_for_the_copy_is_an_error_of_writing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(jnp, "array", full)
+        with pytest.raises(
+            CheckpointWriteError, match=r"of 5 commits could not be written: RuntimeError: RESOURCE_EXHAUSTED"
+        ):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5), wait=False)
+
+
 def test_a_system_without_more_threads_writes_none(tmp_path, monkeypatch):
     def no_more(thread):
         raise RuntimeError("can't start new thread")
@@ -242,6 +254,20 @@ checkpoints = gemjax.Checkpoints(sys.argv[1])
 state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=2), jnp.ones(300_000))
 checkpoints.save(state, gemjax.Trace([], num_workers=2), wait=False)
 """
+
+
+@pytest.mark.slow
+def test_a_write_that_failed_before_the_process_ends_is_reported_then(tmp_path):
+    begin, end = AT_THE_END.split("checkpoints.save")
+    unwritable = "checkpoints.folder.rmdir(), checkpoints.folder.touch()\ncheckpoints.save"
+    command = [
+        sys.executable,
+        "-c",
+        begin + unwritable + end + "checkpoints._writing.exception()",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": _paths()})
+    assert done.stderr.startswith("gemjax: a checkpoint could not be written: FileExistsError")
 
 
 @pytest.mark.slow
