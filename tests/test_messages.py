@@ -50,7 +50,7 @@ MESSAGES = [
         "match_energy was called without staleness=. It acts on one worker's commit, so it must be inside "
         "gemjax.asynchronous(optax.chain(…, match_energy(…), …), num_workers=N) and be given params; if it is"
         " inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, "
-        "steps.update)",
+        'steps.update); if it is inside of optax.inject_hyperparams, give that static_args=("num_workers",)',
     ),
     (
         lambda: commit(asgd(), worker=None),

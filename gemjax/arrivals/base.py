@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gemjax.protocol.checks import check_at_least, integer
-from gemjax.protocol.staleness import check_num_workers
+from gemjax.protocol.checks import check_at_least, check_positive_int, integer
 from gemjax.protocol.trace import Trace
 
 
@@ -19,7 +18,7 @@ class Arrivals:
     composes: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_num_workers(self.num_workers)
+        check_positive_int("num_workers", self.num_workers)
 
     def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
         """Return the first ``count`` durations of ``worker``, float64 [count], all positive; a larger count extends them."""

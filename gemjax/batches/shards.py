@@ -9,8 +9,7 @@ import numpy.typing as npt
 from gemjax.batches.checks import count_rows
 from gemjax.batches.rows import OwnEpochs, described
 from gemjax.protocol import PyTree
-from gemjax.protocol.checks import check_positive, integer
-from gemjax.protocol.staleness import check_num_workers
+from gemjax.protocol.checks import check_positive, check_positive_int, integer
 
 
 class Shards(OwnEpochs):
@@ -57,7 +56,7 @@ class Shards(OwnEpochs):
         concentration: float | None = None,
         rows: "Sequence[npt.ArrayLike] | None" = None,
     ):
-        check_num_workers(num_workers)
+        check_positive_int("num_workers", num_workers)
         num_rows, batch_size = count_rows(data), integer("batch_size", batch_size, 1)
         if labels is None and concentration is not None:
             raise ValueError("concentration is that of the classes in labels=, which is missing; give both or neither")

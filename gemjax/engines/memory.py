@@ -19,8 +19,8 @@ from gemjax.batches.on_host import OnHost
 from gemjax.batches.rows import are_plain
 from gemjax.engines.transition import RunState, initial_state, workers_of
 from gemjax.protocol import PyTree
+from gemjax.protocol.checks import check_positive_int
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.staleness import check_num_workers
 
 STATE = "state"  # Name of the arrays of a state in the files of a checkpoint, which actors write, too.
 CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")  # Of cgroup v2.
@@ -103,7 +103,7 @@ def memory_of(
     {'central variable': 4000, 'views': 400000, 'method': 400804, 'local optimizers': 0}
     """
     num_workers = workers_of(tx, params) if num_workers is None else num_workers
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     num_workers = operator.index(num_workers)
 
     def begin(params, model_state):

@@ -15,7 +15,7 @@ from gemjax.engines.loss import check_unreserved
 from gemjax.engines.programs import Kept, Program, has_hash
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import PyTree, diagnostics, slots, staleness
-from gemjax.protocol.checks import check_alike, check_bool, check_method, kept, with_extra_args
+from gemjax.protocol.checks import check_alike, check_bool, check_method, check_positive_int, kept, with_extra_args
 from gemjax.protocol.delays import spread_blocks, with_block
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import StalenessState, counting_refusals, in_front, is_wrapper, nodes, refused
@@ -412,7 +412,7 @@ def initial_state(
     """
     check_given(no_loss, params, model_state)
     num_workers = workers_of(tx, params) if num_workers is None else num_workers
-    staleness.check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     transition = Transition(tx=tx, loss_fn=no_loss, num_workers=num_workers, local=local, num_blocks=num_blocks)
     return transition.bind(params, model_state).init(params, model_state)
 

@@ -24,12 +24,7 @@ from gemjax.protocol.checks import (
 )
 from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import (
-    asynchronous,
-    check_num_workers,
-    is_asynchronous,
-    require_protocol,
-)
+from gemjax.protocol.staleness import asynchronous, is_asynchronous, require_protocol
 
 DOUILLARD2026DECOUPLED = Paper("article", "douillard2026decoupled", {
     "author": "Douillard, Arthur and Rush, Keith and Donchev, Yani and Charles, Zachary and Fallen, Nova and "
@@ -248,7 +243,7 @@ def decoupled_diloco(
     """
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     count = num_workers if buffer_size is None else buffer_size
     check_positive_int("buffer_size", count)
     outer = merge_quorum(optax.trace(momentum, nesterov=True), count, merge=merge, tokens=tokens)

@@ -7,8 +7,8 @@ from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.methods.staleness_aware import scale_by_staleness
 from gemjax.protocol import Method
-from gemjax.protocol.checks import check_at_least, check_learning_rate
-from gemjax.protocol.staleness import asynchronous, check_num_workers
+from gemjax.protocol.checks import check_at_least, check_learning_rate, check_positive_int
+from gemjax.protocol.staleness import asynchronous
 
 MISHCHENKO2022ASYNCHRONOUS = Paper("inproceedings", "mishchenko2022asynchronous", {
     "author": "Mishchenko, Konstantin and Bach, Francis and Even, Mathieu and Woodworth, Blake",
@@ -71,7 +71,7 @@ def delay_adaptive(
       2. The second paper also allows stale gradients to be skipped. Here none is skipped.
     """
     check_learning_rate(learning_rate)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     if threshold is not None:
         check_at_least("threshold", threshold, 1.0)
     whole = num_workers if threshold is None else threshold

@@ -19,7 +19,7 @@ from gemjax.protocol.checks import (
     check_positive_int,
 )
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous, check_num_workers
+from gemjax.protocol.staleness import asynchronous
 
 LIU2024ASYNCHRONOUS = Paper("article", "liu2024asynchronous", {
     "author": "Liu, Bo and Chhaparia, Rachita and Douillard, Arthur and Kale, Satyen and Rusu, Andrei A. and "
@@ -156,7 +156,7 @@ def delayed_nesterov(
       2. D is kept in float32 where the parameters are narrower.
     """
     check_learning_rate(learning_rate)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     atom = delay_momentum(momentum, num_workers if buffer_size is None else buffer_size, spread)
     return asynchronous(optax.chain(displacements(), atom, scale_by_learning_rate(learning_rate)), num_workers)
 

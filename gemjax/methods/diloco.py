@@ -6,9 +6,9 @@ import optax
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import Method
-from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum
+from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum, check_positive_int
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous, check_num_workers
+from gemjax.protocol.staleness import asynchronous
 
 DOUILLARD2023DILOCO = Paper("article", "douillard2023diloco", {
     "author": "Douillard, Arthur and Feng, Qixuan and Rusu, Andrei A. and Chhaparia, Rachita and Donchev, Yani and "
@@ -94,7 +94,7 @@ def diloco(
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)
     check_bool("nesterov", nesterov)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     # The learning rate stays outside `in_rounds`, so that its schedule counts commits.
     outer = in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
     return asynchronous(

@@ -9,12 +9,12 @@ import optax
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import Method
-from gemjax.protocol.checks import check_between, check_learning_rate, check_momentum
+from gemjax.protocol.checks import check_between, check_learning_rate, check_momentum, check_positive_int
 from gemjax.protocol.hooks import Position
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.per_worker import per_worker
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 ZHANG2015DEEP = Paper("inproceedings", "zhang2015deep", {
     "author": "Zhang, Sixin and Choromanska, Anna and LeCun, Yann",
@@ -185,5 +185,5 @@ def _scale(learning_rate: "optax.ScalarOrSchedule") -> optax.GradientTransformat
 
 
 def _default_strength(strength: float | None, num_workers: int) -> float:
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     return 0.9 / num_workers if strength is None else strength

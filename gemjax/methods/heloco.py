@@ -10,10 +10,16 @@ from gemjax.methods.momentum_lookahead import discounted_step
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol import Method, diagnostics
-from gemjax.protocol.checks import check_at_least, check_between, check_learning_rate, check_momentum
+from gemjax.protocol.checks import (
+    check_at_least,
+    check_between,
+    check_learning_rate,
+    check_momentum,
+    check_positive_int,
+)
 from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous, check_num_workers
+from gemjax.protocol.staleness import asynchronous
 
 ALASIF2026HELOCO = Paper("article", "alasif2026heloco", {
     "author": "{Al Asif}, Abdullah and Diem, Patrick and Mu{\\~n}oz, Juan Pablo and Wolf, Felix and "
@@ -192,7 +198,7 @@ def heloco(
       1. Cosines and norms are computed in float32 at least; m has the dtypes of the parameters.
       2. Commits that arrive close together are not merged into one; an engine can do that.
     """
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     atom = align_with_momentum(
         learning_rate,
         momentum,

@@ -14,11 +14,7 @@ from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.slots import SharedRows, Slots
-from gemjax.protocol.staleness import (
-    asynchronous,
-    check_num_workers,
-    require_protocol,
-)
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 CHANG2025MITIGATING = Paper("article", "chang2025mitigating", {
     "author": "Chang, Xiangyu and Yao, Manyi and Krishnamurthy, Srikanth V. and Shelton, Christian R. and "
@@ -53,7 +49,7 @@ def aggregate_last(num_workers: int) -> "Method":
     Raises:
       ValueError: if ``num_workers`` is not positive.
     """
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     num_workers = operator.index(num_workers)
 
     def init_fn(params) -> Any:
@@ -109,7 +105,7 @@ def aggregate_recent(num_workers: int, max_age: int) -> "Method":
     Raises:
       ValueError: if ``num_workers`` or ``max_age`` is not positive.
     """
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     check_positive_int("max_age", max_age)
     num_workers = operator.index(num_workers)
 

@@ -15,11 +15,7 @@ from gemjax.protocol.checks import check_between, check_bool, check_choice, chec
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import StalenessState, check_of_one_run, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
-from gemjax.protocol.staleness import (
-    asynchronous,
-    check_num_workers,
-    require_protocol,
-)
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 TENG2019LEADER = Paper("inproceedings", "teng2019leader", {
     "author": "Teng, Yunfei and Gao, Wenbo and Chalus, Francois and Choromanska, Anna and Goldfarb, Donald and "
@@ -350,7 +346,7 @@ def average_position(opt_state: PyTree, *, exchange: str = "before") -> PyTree:
 
 def _checked(num_workers, strength, groups, global_strength, global_period, window) -> tuple[float, float]:
     """Check all arguments and return the strengths of the two pulls."""
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     for name, value in (("groups", groups), ("window", window), ("global_period", global_period)):
         check_positive_int(name, value)
     if num_workers % groups:

@@ -10,8 +10,8 @@ from gemjax.methods.momentum_asgd import Horizon, look_ahead_momentum
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import Method
-from gemjax.protocol.checks import check_momentum
-from gemjax.protocol.staleness import asynchronous, check_num_workers
+from gemjax.protocol.checks import check_momentum, check_positive_int
+from gemjax.protocol.staleness import asynchronous
 
 FANG2018ACCELERATING = Paper("article", "fang2018accelerating", {
     "author": "Fang, Cong and Huang, Yameng and Lin, Zhouchen",
@@ -111,6 +111,6 @@ def lwp(
       1. The spike compensation of the paper is left out.
       2. Delays are those of asynchronous workers, and D is only their mean.
     """
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     atom = look_ahead_momentum(learning_rate, momentum, num_workers - 1 if horizon is None else horizon)
     return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)

@@ -13,11 +13,7 @@ from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import MadeFor, Refusals
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import (
-    asynchronous,
-    check_num_workers,
-    require_protocol,
-)
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 PAPERS = {"gather_per_worker": (TYURIN2023OPTIMAL,)}
 
@@ -68,7 +64,7 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> "Metho
     Raises:
       ValueError: if ``num_workers`` is not positive or ``batch_size`` below it.
     """
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     least = num_workers if batch_size is None else batch_size
     check_positive_int("batch_size", least)
     check_at_least("batch_size", least, num_workers)

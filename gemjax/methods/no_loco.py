@@ -9,11 +9,11 @@ import optax
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import rate_at
 from gemjax.protocol import Method, PyTree
-from gemjax.protocol.checks import check_learning_rate, check_momentum
+from gemjax.protocol.checks import check_learning_rate, check_momentum, check_positive_int
 from gemjax.protocol.hooks import MadeFor, ReadsStaleParams, where_present
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 KOLEHMAINEN2025NOLOCO = Paper("article", "kolehmainen2025noloco", {
     "author": "Kolehmainen, Jari and Blagoev, Nikolay and Donaghy, John and Ersoy, O{\\u{g}}uzhan and Nies, Christopher",
@@ -83,7 +83,7 @@ def average_in_pairs(num_workers: int, strength: "optax.ScalarOrSchedule" = 0.7,
     Raises:
       ValueError: as :func:`gemjax.no_loco`.
     """
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     check_learning_rate(strength)
     check_momentum("momentum", momentum)
 

@@ -12,7 +12,7 @@ from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import Method, PyTree
 from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import Refusals
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 TYURIN2023OPTIMAL = Paper("article", "tyurin2023optimal", {
     "author": "Tyurin, Alexander and Richt{\\'a}rik, Peter",
@@ -123,7 +123,7 @@ def rennala(
       2. The sum is kept in float32 where the parameters are narrower.
     """
     check_learning_rate(learning_rate)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     batch_size = num_workers if batch_size is None else batch_size
     parts = [gather_fresh(batch_size)] + ([] if inner is None else [once_per_round(inner, batch_size)])
     return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)

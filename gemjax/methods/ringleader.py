@@ -11,14 +11,10 @@ from gemjax.methods.malenia import take_in
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import Method, PyTree
-from gemjax.protocol.checks import check_learning_rate
+from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import MadeFor
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import (
-    asynchronous,
-    check_num_workers,
-    require_protocol,
-)
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 MARANJYAN2025RINGLEADER = Paper("article", "maranjyan2025ringleader", {
     "author": "Maranjyan, Artavazd and Richt{\\'a}rik, Peter",
@@ -53,7 +49,7 @@ def take_turns(num_workers: int) -> "Method":
     Raises:
       ValueError: if ``num_workers`` is not positive.
     """
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     num_workers = operator.index(num_workers)
 
     def init_fn(params) -> Any:

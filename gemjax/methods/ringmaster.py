@@ -14,9 +14,9 @@ import optax
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import Method
-from gemjax.protocol.checks import check_between, check_learning_rate
+from gemjax.protocol.checks import check_between, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import Refusals
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 MARANJYAN2025RINGMASTER = Paper("article", "maranjyan2025ringmaster", {
     "author": "Maranjyan, Artavazd and Tyurin, Alexander and Richt{\\'a}rik, Peter",
@@ -159,6 +159,6 @@ def ringmaster(
         single gradient is finished, because XLA cannot be stopped, and then dropped.
     """
     check_learning_rate(learning_rate)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     atom = drop_stale(num_workers if threshold is None else threshold)
     return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)

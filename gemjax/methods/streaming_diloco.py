@@ -7,9 +7,9 @@ from gemjax.methods.fragments import by_fragment
 from gemjax.methods.leaf_groups import Groups
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import Method
-from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum
+from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum, check_positive_int
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous, check_num_workers
+from gemjax.protocol.staleness import asynchronous
 
 
 def streaming_diloco(
@@ -93,7 +93,7 @@ def streaming_diloco(
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)
     check_bool("nesterov", nesterov)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     outer = in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
     atom = by_fragment(outer, fragments, keep=keep, delay=delay, every=every)
     return asynchronous(

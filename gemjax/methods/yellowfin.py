@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from gemjax.methods.papers import Paper
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import Method, PyTree
-from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum, integer
+from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum, check_positive_int, integer
 from gemjax.protocol.slots import SharedRows
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 ZHANG2019YELLOWFIN = Paper("article", "zhang2019yellowfin", {
     "author": "Zhang, Jian and Mitliagkas, Ioannis", "title": "{YellowFin} and the Art of Momentum Tuning",
@@ -199,7 +199,7 @@ def yellowfin(
          gradients are left to the chain.
     """
     check_learning_rate(learning_rate)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     num_workers = operator.index(num_workers)  # It also decides the length of the window.
     tuned = tune_momentum(2 * num_workers + 2, closed_loop=closed_loop, decay=decay, gain=gain)
     return asynchronous(optax.chain(tuned, scale_by_learning_rate(learning_rate)), num_workers)

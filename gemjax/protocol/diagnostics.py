@@ -12,7 +12,7 @@ by name. Nothing is stored in any state. These names have the same meaning in ev
   offer it, and any optax optimizer under ``optax.inject_hyperparams``. Where two members offer it (``optax.partition`` of two
   methods), no single rate describes the commit, and a request for it is a ``ValueError``.
 - ``look_ahead``: root mean square distance between the central variable and the view that the worker pulls after the commit,
-  in the units of ``gap``.
+  over the numbers that the rule sees.
 """
 
 import difflib

@@ -121,8 +121,8 @@ class Sends:
     keeps the errors there and sends messages. Both give the same numbers.
 
     Args:
-      error: of the worker, what its messages have left out, a tree like the gradient; ``None`` at a central variable whose
-        workers keep it, where the rule leaves a gradient as it is.
+      error: what the messages of the worker have left out, a tree like the gradient; ``None`` at a central variable if the
+        workers keep their errors. The rule then changes no gradient.
       code: the form of each array of a message.
       decay: the factor of the error before a gradient is added.
     """
@@ -197,7 +197,7 @@ class LookAhead(NamedTuple):
     distance: jax.Array  # float []; the learning rate of the last commit times the number of velocities.
 
     def length(self) -> jax.Array:
-        """Return the diagnostic ``look_ahead``."""
+        """Return the diagnostic ``look_ahead``, a mean over the numbers that the rule sees."""
         return jnp.abs(self.distance) * diagnostics.rms(self.velocity)
 
     def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:

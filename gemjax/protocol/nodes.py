@@ -38,7 +38,7 @@ class Copies:
         return f"Copies({self.sources!r})"
 
     def renewed(self, state: PyTree, params: PyTree, never_committed: jax.Array) -> PyTree:
-        """Return ``state`` with a worker's slot checked out, whose copies are of ``params`` if it has ``never_committed``."""
+        """Return the ``state`` of one worker, with its copies taken from ``params`` if it has ``never_committed``."""
         if not self.sources:
             return state
         now = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
@@ -66,8 +66,8 @@ class StalenessState(NamedTuple):
     pulled_at: Slots  # int32 [] per worker; the clock when it pulled.
     stale_params: Slots | None  # Like params, per worker; the view it pulled. None where no member reads it.
     inner_state: optax.OptState  # State of the members; their Slots hold one worker's, the rest is shared.
-    own_commits: Slots  # int32 [] per worker; its commits that were applied. Without any it begins anew at each pull.
-    copies: Copies  # The parts of inner_state that are then copies of the central variable; no array.
+    own_commits: Slots  # int32 [] per worker; its applied commits. While there are none, each pull renews its copies.
+    copies: Copies  # The parts of inner_state that are copies of the central variable; no array.
 
 
 def copies_in(init: Callable, params: PyTree) -> Copies:

@@ -172,7 +172,8 @@ def _put_row(rows: PyTree, index: jax.typing.ArrayLike, row: PyTree) -> PyTree:
 def begin_commit(tree: PyTree, worker: Any = None, own_rows: list | None = None) -> PyTree:
     """Return ``tree`` with :class:`SharedRows` whose write can be undone.
 
-    A loop that read a row right before its write would copy all rows, so it passes ``own_rows``, read after the last write.
+    A compiled loop that reads a row right before it writes that row copies all rows. It gives ``own_rows`` instead, which it
+    has read right after the commit before (:func:`read_own_rows`).
     """
     rows = iter(own_rows or [])
 
@@ -208,10 +209,10 @@ def read_own_rows(tree: PyTree, worker: jax.typing.ArrayLike, num_workers: int) 
 
 
 def select(applied: jax.Array, new: PyTree, old: PyTree, joined_bytes: int = 0) -> PyTree:
-    """Return ``new`` where ``applied``, else ``old``; all are chosen together if none is larger than ``joined_bytes``.
+    """Return ``new`` if ``applied``, else ``old``.
 
-    :class:`SharedRows` are taken from ``new`` without a choice, which would copy all rows. Unless ``applied``, their write is
-    undone.
+    If no array is larger than ``joined_bytes``, one operation chooses for all arrays of a dtype. :class:`SharedRows` are those
+    of ``new``, because a choice would copy all rows; unless ``applied``, their write is undone.
     """
     leaves, treedef = jax.tree.flatten(new, is_leaf=is_rows)
     before, changed = treedef.flatten_up_to(old), []
@@ -224,7 +225,7 @@ def select(applied: jax.Array, new: PyTree, old: PyTree, joined_bytes: int = 0) 
     alike = [
         o.dtype if o.shape == n.shape and not o.weak_type else None for n, o in zip(new_arrays, old_arrays, strict=True)
     ]
-    # XLA:CPU copies large arrays into a vector, but computes it number by number if it fuses a slice with them.
+    # XLA:CPU copies arrays into a vector; if it fuses a slice with that, number by number, which is slow for large arrays.
     largest = max((array.nbytes for array in new_arrays if isinstance(array.dtype, np.dtype)), default=0)
     for group in joinable(new_arrays, alike, joined_bytes if largest <= joined_bytes else 0):
         n, o = (joined([side[index] for index in group]) for side in (new_arrays, old_arrays))

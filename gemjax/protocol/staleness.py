@@ -80,7 +80,7 @@ def asynchronous(inner: "optax.GradientTransformation", num_workers: int = 1) ->
     >>> int(state.clock), int(state.pulled_at[0]), int(state.pulled_at[1])
     (2, 1, 2)
     """
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     check_method("inner", inner)
     inner = with_extra_args(inner)
 
@@ -272,11 +272,6 @@ def recorded_view(mine: PyTree, params: PyTree) -> PyTree | None:
     return None
 
 
-def check_num_workers(num_workers: Any) -> None:
-    """Check that ``num_workers`` is an integer >= 1; a traced one passes, of which ``init`` makes no shape."""
-    check_positive_int("num_workers", num_workers)
-
-
 def require_protocol(rule: str, **needed: Any) -> None:
     """Raise ``TypeError`` with advice if an atom is used outside :func:`asynchronous`, which supplies ``needed``."""
     for name, value in needed.items():
@@ -284,7 +279,8 @@ def require_protocol(rule: str, **needed: Any) -> None:
             raise TypeError(
                 f"{rule} was called without {name}=. It acts on one worker's commit, so it must be inside "
                 f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N) and be given params; if it is "
-                "inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
+                "inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, "
+                'steps.update); if it is inside of optax.inject_hyperparams, give that static_args=("num_workers",)'
             )
 
 

@@ -35,9 +35,9 @@ class Trace:
       num_workers: number of workers N. Default: the largest worker plus one.
       draw: int32 [T]; the batch, of a stream that all workers share (:class:`gemjax.Stream`), that the commit was computed
         on; no two rows are equal. Default: all workers take part from the beginning. Each draws one before the first commit,
-        in the order of their numbers, and the next right after each of its commits. Models and runs where workers are absent
-        or lost record their draws: such a draw goes to the worker that draws next. So does a run on devices, because a
-        rejected or dropped commit also draws a batch, but has no row.
+        in the order of their numbers, and the next right after each of its commits. Models with absent workers and runs on
+        devices record their draws: that of an absent or lost worker goes to the worker that draws next, and a rejected or
+        dropped commit draws a batch but has no row.
       read_at: int32 [T, B]; the clock at which the worker read each of B blocks of the parameters, as where workers read shared
         memory without a lock (:class:`gemjax.arrivals.Sweep`). Then ``pulled_at``, and so ``staleness``, is that of the oldest
         block. :func:`gemjax.rules.spread_blocks` says which numbers a block has. ``None`` (default): all at ``pulled_at``.
@@ -98,15 +98,15 @@ class Trace:
         """Return a trace with recorded delays, such as those that a server or a paper published.
 
         Args:
-          delays: int, of one of two forms. [T]: the staleness of each commit; commits go to as few workers as fit, because who
-            made them was not recorded. [T, N]: at each step of a server with a table, the age in steps of the gradient
-            that it holds of each worker; an entry whose version differs from that of the row before is a commit.
+          delays: int [T], the staleness of each commit; workers are not recorded, so the trace has as few as possible. Or
+            int [T, N], the age in steps of each worker's gradient in a server's table. Each entry of row 0 is a commit, and
+            in row t each one whose version, t minus its age, differs from that in the row before.
 
         Returns:
           A trace of T commits with these delays, or of the commits of the table.
 
         Raises:
-          ValueError: if no run has such delays: one is negative, or larger than the clock.
+          ValueError: if no run has such delays: one is negative, or reaches back before the beginning.
 
         >>> trace = Trace.from_delays([0, 1, 1, 0, 2])
         >>> trace.staleness, trace.num_workers

@@ -31,7 +31,6 @@ from gemjax.engines.cluster.connection import (
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.roster import INFINITY
 from gemjax.protocol.checks import check_at_least, check_positive_int, integer
-from gemjax.protocol.staleness import check_num_workers
 
 RAY_HAS_ENDED = "the Ray of this cluster has ended on its host, so no worker can return; make another cluster"
 PATIENCE = 60.0  # Seconds without an answer of the actors after which a warning names the resources that they wait for.
@@ -119,7 +118,7 @@ class Cluster:
         central_hosts: int | None = None,
         runtime_env: "Mapping[str, Any] | None" = None,
     ):
-        check_num_workers(num_workers)
+        check_positive_int("num_workers", num_workers)
         if min_workers is not None:
             integer("min_workers", min_workers, 1, num_workers)
         for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):

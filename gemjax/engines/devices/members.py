@@ -5,8 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from gemjax.protocol.checks import integer
-from gemjax.protocol.staleness import check_num_workers
+from gemjax.protocol.checks import check_positive_int, integer
 
 
 class Members:
@@ -28,7 +27,7 @@ class Members:
     """
 
     def __init__(self, num_workers: int, absent: "Iterable[int]" = ()):
-        check_num_workers(num_workers)
+        check_positive_int("num_workers", num_workers)
         self.num_workers = num_workers
         self._absent = {integer("worker", worker, 0, num_workers - 1) for worker in absent}
         self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()

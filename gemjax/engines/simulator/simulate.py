@@ -124,11 +124,11 @@ def simulate(
         it returns True. If an evaluation follows, it is called once more. Late pulls, as behind a barrier, may follow the last
         commit; then it is called after them, too, and the columns of its ``history`` have no rows.
       callback_every: commits between two calls, positive; default: a twentieth of the trace. With ``window=1`` it changes no
-        bit of the results. Failures are noticed only where a compiled call ends, at least every 1,024 arrivals (more often
-        if data stay on the host and their rows would exceed 256 MiB). So a burst of rejected commits that ends before
-        that does not count.
-      stops: numbers of commits after which ``callback`` is called, too (by virtual time: see the example below); they change no
-        result either, but for such a failure. All compiled calls run one program.
+        bit of the results, except that a run fails by rejected commits only where a compiled call ends: at each call of
+        ``callback``, and at least every 1,024 arrivals (more often if data stay on the host and their rows would exceed 256
+        MiB).
+      stops: numbers of commits after which ``callback`` is called, too (by virtual time: see the example below). They change
+        results only as ``callback_every`` does. All compiled calls run one program.
       evaluate: ``evaluate(params, model_state) -> dict of numbers``, such as the loss on held-out data, or ``None`` for no row.
         It is called after each ``evaluate_every`` commits (rows of the trace) and at the end of the run, before ``callback``.
       evaluate_every: commits between two evaluations, positive; default: a twentieth of the trace.
@@ -200,8 +200,10 @@ def simulate(
     check_given(loss_fn, params, model_state)
     check_trace(trace)
     callback_every = renamed_chunk_size(callback_every, chunk_size)
+    calls = {*map(int, stops)}
     if callback is not None or callback_every is not None:
         callback_every = every_of("callback_every", callback_every, len(trace))
+        calls |= {*range(callback_every, len(trace) + 1, callback_every)}
     check_callback(callback)
     seed = checked_seed(seed)
     saving = Saving(checkpoints, resume, checkpoint_seconds)
@@ -230,8 +232,7 @@ def simulate(
     window = min(integer("window", window, 1), trace.num_workers)
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
-    calls = {*map(int, stops), *_multiples(callback_every, len(trace))}
-    due = {*_multiples(evaluation.every, len(trace)), len(trace)} if evaluate is not None else set()
+    due = {*range(evaluation.every, len(trace), evaluation.every), len(trace)} if evaluate is not None else set()
     ends = np.cumsum(events.commits)
     parts: dict[Any, History] = {None: history}
     draws: dict[Any, np.ndarray] = {None: np.array(state.draw.value)}  # After the newest chunk.
@@ -239,7 +240,7 @@ def simulate(
     line = ProgressLine(progress, len(trace))
     called_at, parts_given = begun, 1  # What the callback has been given.
     evaluated: list[Evaluated] = []  # Those that the callback has not been given.
-    latest: Any = None, state, None  # Cut, state and reports of the newest chunk, which no exception can part.
+    latest: Any = None, state, None  # Cut, state and reports of the newest chunk, replaced at once.
 
     def reached() -> tuple[RunState, int]:
         """Add the newest chunk to the history; return its state and the number of commits."""
@@ -367,10 +368,6 @@ def _like(transition: Transition, params: PyTree, model_state: PyTree) -> RunSta
     shapes = first_shapes(transition, params, model_state)
     place = lambda leaf, given: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(given, "sharding", None))
     return shapes._replace(params=jax.tree.map(place, shapes.params, params))
-
-
-def _multiples(every: int | None, total: int) -> range:
-    return range(0) if every is None else range(every, total + 1, every)
 
 
 def _apart(tree: PyTree) -> PyTree:

@@ -134,8 +134,8 @@ def sweep(
     activations of only one run are in memory.
 
     Args:
-      make: ``make(**point) -> transformation``. It is called with one traced number for each name of ``over``, so ranges are
-        not checked. A quantity that decides shapes, such as the number of workers, cannot be swept.
+      make: ``make(**point) -> transformation``. It is called with a traced number for each name of ``over``, whose range no
+        method can check. A number that decides shapes, such as that of workers, cannot be swept.
       loss_fn: as for :func:`gemjax.simulate`.
       params: initial central variable of all runs, or :class:`gemjax.PerSeed` of it.
       batches: as for :func:`gemjax.simulate`, the same in all runs; or :class:`gemjax.PerSeed` of objects that select from the
@@ -151,8 +151,8 @@ def sweep(
       diagnostics: as for :func:`gemjax.simulate`.
       callback: called as ``callback(arrivals done, arrivals in all)`` after each compiled call, which all runs complete before
         the next one starts. Ends the sweep by returning true.
-      callback_every: arrivals between two calls, positive, or fewer: a compiled call has at most 1,024, and fewer if data stay
-        on the host and their rows would exceed 256 MiB. Default: a twentieth of the trace.
+      callback_every: the largest number of arrivals between two calls, positive; default: a twentieth of the trace. It is at
+        most 1,024, and less if data stay on the host and their rows would exceed 256 MiB.
       stops: numbers of commits after which ``at_stop`` is called, the same for all seeds.
       at_stop: called as ``at_stop(commits, run, state)`` for each run, with its number in the order of the result. The state is
         valid during the call only.

@@ -11,8 +11,7 @@ import jax
 
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware.sharding import Place, devices_of
-from gemjax.protocol.checks import check_choice, integer
-from gemjax.protocol.staleness import check_num_workers
+from gemjax.protocol.checks import check_choice, check_positive_int, integer
 
 MOST_CPU_DEVICES = 2048  # Per process; JAX takes further ones for those of another process.
 CENTRAL = ("dedicated", "host", "colocated")
@@ -112,7 +111,7 @@ def place(
       RuntimeError: from JAX, if the CPU of the host is wanted or could help, and ``JAX_PLATFORMS`` leaves it out.
     """
     devices = list(jax.local_devices() if devices is None else devices)
-    check_num_workers(num_workers)
+    check_positive_int("num_workers", num_workers)
     given, accelerated = devices, bool(devices) and devices[0].platform != "cpu"
     if central is None:
         if len(devices) == 1 and (central_devices == 1 or not accelerated):
