@@ -77,17 +77,6 @@ def release(path: Path) -> None:
         path.parent.rmdir()
 
 
-@contextlib.contextmanager
-def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Add the name of the file to an `OSError`; errors of writing to an open file have none."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            error.filename = os.fspath(path)
-        raise
-
-
 def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
     """Check that a folder can be made at `path`, or written to if it exists; nothing is made.
 
@@ -140,12 +129,13 @@ def sync(path: Path) -> None:
 
 def append_whole(path: str | os.PathLike, line: str) -> None:
     """Append a line, or nothing if the disk has no room for all of it."""
-    with naming(path), open(path, "ab", buffering=0) as file:
+    with open(path, "ab", buffering=0) as file:
         size, content = file.seek(0, os.SEEK_END), line.encode()
         try:
             if file.write(content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
+        except OSError as error:
+            error.filename = os.fspath(path)
             file.truncate(size)
             raise
 

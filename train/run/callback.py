@@ -12,16 +12,20 @@ import numpy as np
 
 import gemjax
 from gemjax.engines.running.checkpoints import CheckpointError, CheckpointWriteError
+from gemjax.engines.running.evaluation import every_of
 from gemjax.telemetry import eventlog
 from train.common.console import say
 from train.common.files import in_shell, in_words, write_whole
-from train.common.interrupts import name_of
+from train.common.interrupts import StopRequest, name_of
 from train.config.config import Config
 from train.run import figures
-from train.run.progress import commits_per_second
+from train.run.folder import RunFolder
+from train.run.progress import RunProgress, commits_per_second
+from train.run.records import Means
+from train.run.tensorboard import Scalars
+from train.task.task import Task
 
-EVALUATIONS = 20  # Number per run, or a few more, unless the configuration says otherwise.
-SHARE = 0.2  # Largest share of a run's time for evaluations on devices, unless the configuration says otherwise.
+SHARE = 0.2  # Of the time since the first evaluation on devices: if all of them took more, the next one is declined.
 
 
 def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = None) -> np.ndarray:
@@ -47,44 +51,52 @@ def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = N
         interval -= trace.time <= (interval - 1) * seconds
         found = np.flatnonzero(interval[1:] > interval[:-1]) + 1
     else:
-        every = commits_between(config, num_commits)
+        every = every_of("eval_every", config.eval_every or None, num_commits)
         found = np.arange(every, num_commits, every)
     return np.append(found, num_commits)
-
-
-def commits_between(config: Config, num_commits: int) -> int:
-    """Return the commits between two evaluations."""
-    return config.eval_every or max(1, round(num_commits / EVALUATIONS))
 
 
 class RunCallback:
     """Callback of all engines: shows progress, evaluates, saves checkpoints, ends the run after Ctrl-C, and sums it up."""
 
-    def __init__(self, config, task, folder, checkpoints, log, interrupt, line, scalars, means, trace):
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        trace: gemjax.Trace | None,
+        folder: RunFolder,
+        checkpoints: gemjax.Checkpoints,
+        log: gemjax.EventLog,
+        interrupt: StopRequest,
+        line: RunProgress,
+    ):
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt, self.console = log, interrupt, line.console
-        self.line, self.scalars, self.means, done = line, scalars, means, line.done
+        self.line, done = line, line.done
+        self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.beside = config.engine != "simulate"  # The engine evaluates, in a thread of its own.
+        self.means = Means.of_records(folder.events, folder.metrics, measured=self.beside)
         # Of the newest row of metrics: its time, and the gradients that were refused up to it.
         before = folder.read_metrics()
         newest = lambda name: float(np.nan_to_num(before[name][-1])) if name in before else 0.0
-        self._evaluated_at, self._refused = newest("time"), [int(newest(name)) for name in ("rejected", "dropped")]
+        self._newest_time, self._refused = newest("time"), [int(newest(name)) for name in ("rejected", "dropped")]
         # Commits, loss and accuracy of the newest evaluation.
         self.last = (-1, np.nan, np.nan)
         if before:
             self.last = int(before["commits"][-1]), float(before["test_loss"][-1]), float(before["test_accuracy"][-1])
-        # Evaluations in the engine's thread: time of the first one, seconds that they took, and number of declined ones.
-        self._thread_began: float | None = None
+        # Evaluations in the engine's thread: when the first one began, seconds that they took, and number of declined ones.
+        self._first_began: float | None = None
         self._spent, self._declined = 0.0, 0
-        self._recorded = 0  # Evaluations in this session.
+        self._recorded = 0  # Evaluations of those that were due in this session.
         self.evaluations = evaluations(config, task.num_commits, trace)
         every = config.checkpoint_every
         saves = range(every, task.num_commits, every) if every else ()
         # Commits after which the engine calls.
         self.stops = sorted({*(() if self.beside else self.evaluations.tolist()), *saves})
-        self._evaluated = self._begun = self._due(done)
+        # Number of evaluations that were due before this session, and, of a simulation, at the newest evaluation.
+        self._due_before = self._num_evaluated = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
-        # With a divided central variable, when the actors have made the first state, which no process has whole.
+        # Of a central variable on several hosts, when their actors have made the first state: no process has all of it.
         self.first_is_due = config.central_hosts > 0 and checkpoints.latest is None
         if not self.first_is_due:
             interrupt.go_on = folder.go_on
@@ -108,14 +120,14 @@ class RunCallback:
         self.means.add(progress.history)
         if self.beside:
             self.record_all(progress.evaluations)
-        elif (due := self._due(done)) > self._evaluated:
-            self._evaluated, self.folder.provenance.unevaluated = due, True
+        elif (due := self._due(done)) > self._num_evaluated:
+            self._num_evaluated, self.folder.provenance.unevaluated = due, True
             self.evaluate(progress)
             self.folder.provenance.unevaluated = False
         self.line.update(done, progress.rejected, progress.history)
         if progress.history:
             self.scalars.progress(done, progress.history, self.line.rate)
-        is_free = not self.beside  # A run on devices does not wait until the checkpoint before is written.
+        is_free = not self.beside  # A simulation waits for the checkpoint before; devices are not kept waiting.
         with self._warning_of_failure():
             is_free |= self.checkpoints.wait(timeout=0)
         if self.first_is_due:
@@ -155,7 +167,7 @@ class RunCallback:
         if metadata is None or metadata["metrics"] != self.folder.sizes()["metrics"]:
             if self.beside:
                 self.folder.provenance.unevaluated = (
-                    self._due(len(trace)) - self._begun > self._recorded + self._declined
+                    self._due(len(trace)) - self._due_before > self._recorded + self._declined
                 )
             self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
 
@@ -168,12 +180,11 @@ class RunCallback:
         self.folder.save_checkpoint(self.checkpoints, state, trace, self.log, wait=True)
 
     def make_up(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Evaluate the state of a checkpoint, if the evaluation before it has failed."""
+        """Evaluate the state of a checkpoint, if the evaluation before it had failed or was in flight."""
         if not self.folder.provenance.unevaluated or self.config.central_hosts:
             return
         if self.last[0] < len(trace):  # The row may have been written before the failure.
-            found = self.task.evaluate(state.params, state.model_state)
-            self.record(len(trace), float(trace.time[-1]), *found)
+            self.record(len(trace), float(trace.time[-1]), *self.task.evaluate(state.params, state.model_state))
         self.folder.provenance.unevaluated = False
         self._recorded = 0  # This one was due before this session.
 
@@ -185,11 +196,10 @@ class RunCallback:
         """
         self.save(state, trace)
         self.checkpoints.wait()
-        self.interrupt.go_on = self.folder.go_on
 
     def save_after_error(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
         """Save what the run reached before an exception, and report it; an error here never masks the exception."""
-        if reached is None or self._after_error:  # If this callback raised.
+        if reached is None or self._after_error:  # This callback raised the exception, and has saved.
             return
         self._after_error = True
         try:
@@ -227,14 +237,14 @@ class RunCallback:
         self.record(progress.commits, float(progress.history["time"][-1]), *found)
 
     def evaluate_beside(self, params: Any, model_state: Any) -> dict[str, float] | None:
-        """Evaluate on the test set, in a thread of the engine; decline if evaluations would take more than their share.
+        """Evaluate on the test set, in a thread of the engine; decline if earlier evaluations took more than their share.
 
         They take cores from the workers, or turns on their accelerator. With `--eval-every` none is left out.
         """
         began = time.perf_counter()
-        if self._thread_began is None:
-            self._thread_began = began
-        if not self.config.eval_every and self._spent > SHARE * (began - self._thread_began):
+        if self._first_began is None:
+            self._first_began = began
+        if not self.config.eval_every and self._spent > SHARE * (began - self._first_began):
             self._declined += 1
             return None
         loss, accuracy = self.task.evaluate(params, model_state, device=jax.tree.leaves(params)[0].device)
@@ -258,11 +268,11 @@ class RunCallback:
         self.line.evaluated = commits, accuracy
         self.scalars.write(commits, {"test/loss": loss, "test/accuracy": accuracy})
         taken = self.means.take(commits)
-        self._evaluated_at = max(self._evaluated_at, at)
+        self._newest_time = max(self._newest_time, at)
         self._refused = [count + new for count, new in zip(self._refused, (taken.rejected, taken.dropped), strict=True)]
         self.folder.add_metrics(
             commits=commits,
-            time=self._evaluated_at,
+            time=self._newest_time,
             train_loss=finite(taken.loss),
             gap=finite(taken.gap),
             test_loss=finite(loss),
@@ -283,12 +293,7 @@ class RunCallback:
             self.last = commits, *found
 
     def summarise(self, result: gemjax.Result, seconds: float) -> dict[str, Any]:
-        """Write the picture and the summary of the run, show its figures and return the summary.
-
-        Args:
-          result: the result of the engine.
-          seconds: duration of this session.
-        """
+        """Write picture and summary of the run, whose session took `seconds`, show its figures and return the summary."""
         folder, line, (_, loss, accuracy) = self.folder, self.line, self.last
         if result.stopped:  # Said before the picture, which takes seconds, is drawn.
             reached = f"{line.done} of {line.total} commits; go on with: {folder.go_on}"
@@ -312,7 +317,7 @@ class RunCallback:
             "staleness_p95": float(p95),
         }
         figures.draw_run(folder, self.config, run)
-        # Last, because a run with a summary is not resumed, even if other files are missing.
+        # Last, because a run whose summary has all commits is not resumed, even if other files are missing.
         write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
         say(
             self.console,

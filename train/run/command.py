@@ -14,6 +14,7 @@ from train.config.config import Config
 from train.config.file import show_config, start_from, take_config, take_resume
 from train.config.parsing import check_resumed, in_rounds, parse_flags
 from train.config.policy import PACING
+from train.config.validation import flag
 from train.run import tensorboard as scalars
 from train.task.data.load import check_name
 
@@ -106,10 +107,11 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     helptext.show(argv, USAGE, ABOUT, default)
     if resume:
         check_resumed(given, named, default)
-    words = {word.split("=")[0].replace("-", "_") for word in argv}
-    for alternatives, replaced in (PACING, (*PACING, "grace")), (EVALUATIONS, EVALUATIONS):
-        if any(f"__{name}" in words for name in alternatives):  # A given one replaces that of the resumed run.
-            default = dataclasses.replace(default, **{name: getattr(Config, name) for name in replaced})
+    flags = {word.split("=")[0].replace("_", "-") for word in argv}
+    # A flag replaces those of the resumed run that it does not go with, and the grace period of its quorum.
+    for group, grace in ((PACING, ("grace",)), (EVALUATIONS, ())):
+        if flags & {flag(name) for name in group}:
+            default = dataclasses.replace(default, **{name: getattr(Config, name) for name in (*group, *grace)})
     config = parse_flags(Config, argv, USAGE, default)
     if not resume and config.engine == "simulate":
         config = in_rounds(config, [config.method], argv)

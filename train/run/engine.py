@@ -10,7 +10,7 @@ import gemjax
 from gemjax.engines.devices.hardware.placement import spare
 from gemjax.engines.result import check_end, leave_result
 from train.config.config import Config
-from train.run.callback import RunCallback, commits_between
+from train.run.callback import RunCallback
 from train.task.methods import Arguments
 from train.task.task import Task
 
@@ -20,7 +20,7 @@ CALLBACK_SECONDS = 1.0  # Not in a simulation.
 
 
 class Prepared(NamedTuple):
-    """Parts of a run that are made before its folder is created.
+    """Parts of a run that are made before its `config.json` is written.
 
     Attributes:
       task: the learning problem.
@@ -57,16 +57,15 @@ def run_engine(
     """Run the engine of the configuration; only a simulation has its trace beforehand."""
     task, (given, shared) = prepared.task, passed
     if prepared.trace is not None and prepared.longer is not None:
-        # If all commits are made, only the summary is missing.
+        # A run that has made all commits lacks its summary only, and the longer trace has more commits.
         trace = prepared.longer if len(recorded) < task.num_commits else prepared.trace
-        callback_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
         result = gemjax.simulate(
             *given, trace, **shared, diagnostics=("gap",), state=initial.pop(),
             callback=lambda progress: callback(progress) or progress.commits >= task.num_commits,
-            callback_every=callback_every, stops=callback.stops,
+            callback_every=CALLBACK_EVERY, stops=callback.stops,
         )  # fmt: skip
         if len(result.trace) == task.num_commits:
-            try:  # The simulator does not look where its trace goes on, or where all commits were made in an earlier call.
+            try:  # The simulator checks the end of its own trace only, and only if it makes a commit.
                 check_end(result.state, config.workers, lambda: result.history)
             except gemjax.RunFailedError as error:
                 leave_result(error, lambda: result)
@@ -86,7 +85,7 @@ def run_engine(
         *given, task.num_commits, **shared, policy=prepared.policy, members=members, diagnostics=("gap",),
         recorded=None if initial[0] is None else recorded, state=initial.pop(), log=callback.log,
         callback=callback, callback_every=CALLBACK_EVERY, callback_seconds=CALLBACK_SECONDS, stops=callback.stops,
-        evaluate=callback.evaluate_beside, evaluate_every=commits_between(config, task.num_commits),
+        evaluate=callback.evaluate_beside, evaluate_every=config.eval_every or None,
     )  # fmt: skip
 
 

@@ -215,11 +215,11 @@ class RunFolder:
         """Return True if the run has a checkpoint, or no records that a new start would delete."""
         return self.checkpoints(read_only=True).latest is not None or not any(self.sizes().values())
 
-    def rewind(self, sizes: dict[str, Any], commits: int, applied: int) -> None:
+    def rewind(self, saved: dict[str, Any], commits: int, applied: int) -> None:
         """Truncate the records to their sizes at a checkpoint, and remove conclusions on commits that will be made again.
 
         Args:
-          sizes: metadata of the checkpoint.
+          saved: metadata of the checkpoint.
           commits: commits up to it; the summary of a later end is removed.
           applied: those that were applied; a replay of later ones is removed.
         """
@@ -229,8 +229,8 @@ class RunFolder:
         if replayed and replayed[1] > applied:
             self.replay.unlink()
         for name, path in (("events", self.events), ("metrics", self.metrics)):
-            if path.exists() and path.stat().st_size > sizes[name]:
-                os.truncate(path, sizes[name])
+            if path.exists() and path.stat().st_size > saved[name]:
+                os.truncate(path, saved[name])
 
     def add_metrics(self, **fields: Any) -> None:
         """Append one line to `metrics.jsonl`."""
@@ -238,10 +238,7 @@ class RunFolder:
 
     def read_metrics(self) -> dict[str, np.ndarray]:
         """Read `metrics.jsonl` with :func:`train.run.records.read_metrics`."""
-        try:
-            return read_metrics(self.metrics)
-        except ValueError as error:
-            raise RecordError(str(error)) from error
+        return read_metrics(self.metrics)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 
 import gemjax
 from gemjax.telemetry import eventlog
+from train.common.errors import RecordError
 
 METRICS = ("commits", "time", "test_loss", "test_accuracy")  # Required fields of a line.
 # Beginnings of lines of the event log that are rows of the history.
@@ -48,7 +49,7 @@ def read_metrics(path: Path, size: int | None = None) -> dict[str, np.ndarray]:
       size: bytes to read; all if `None`.
 
     Raises:
-      ValueError: if a line is not one of metrics; the message names file and line.
+      RecordError: if a line is not one of metrics; the message names file and line.
     """
     if not path.exists():
         return {}
@@ -61,7 +62,7 @@ def read_metrics(path: Path, size: int | None = None) -> dict[str, np.ndarray]:
             rows.append({name: math.nan if value is None else +value for name, value in row.items()})
             rows[-1]["commits"] = int(rows[-1]["commits"])
         except (ValueError, TypeError) as error:
-            raise ValueError(
+            raise RecordError(
                 f"{path}, line {number}: not metrics of a run: {error}; the line is {line[:80]!r}"
             ) from error
     names = dict.fromkeys(name for row in rows for name in row)
@@ -101,13 +102,7 @@ class Means:
 
     @classmethod
     def of_records(cls, events: Path, metrics: Path, *, measured: bool) -> Self:
-        """Return the means of a run that begins or goes on: over the commits in its log that its metrics do not count yet.
-
-        Args:
-          events: the event log.
-          metrics: the metrics.
-          measured: False for a simulation, whose `commits` count those that were not applied, too.
-        """
+        """Return the means of a run that begins or goes on: over the commits in its log that its metrics do not count yet."""
         evaluated = read_metrics(metrics)
         means = cls(int(evaluated["commits"][-1]) if evaluated else 0, measured=measured)
         counts = ("commits", "rejected", "dropped") if measured else ("commits",)

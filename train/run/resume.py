@@ -1,12 +1,10 @@
-"""The newest checkpoint of a run: its state and trace, and the check that data and settings are those it was written with."""
+"""Data and settings of a run, and the check that they are those of its newest checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gemjax
-from train.common.console import say
-from train.common.errors import RecordError, UsageError
+from train.common.errors import RecordError
 from train.common.machine import generator, other_generator
 from train.config.config import Config
 
@@ -30,7 +28,7 @@ class Provenance:
         self._data: str | None = None
 
     def note(self, config: Config, commits: int, data: str | None, saved: Mapping[str, Any] | None = None) -> None:
-        """Note from which commit on a run has its learning rate and epochs, and check the rest.
+        """Note the learning rate and epochs of a run, which begins or goes on, and check its data and random numbers.
 
         Args:
           config: configuration of the run.
@@ -75,32 +73,3 @@ class Provenance:
 def settings_of(saved: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """Return the settings in the metadata of a checkpoint, each with the commits before it."""
     return [(commits, fields) for commits, fields in saved.get("settings", [])]
-
-
-def restore(
-    config: Config, task, logged, shapes, folder, checkpoints, console
-) -> tuple[gemjax.RunState | None, gemjax.Trace]:
-    """Return state and trace of the newest checkpoint, if any, and truncate records that go beyond it.
-
-    `logged` are the commits of the event log up to it, `None` without one; `shapes` returns the shapes of the state.
-    """
-    if logged is None:
-        if folder.events.exists():
-            say(console, "there is no checkpoint yet: starting again")
-        folder.provenance.note(config, 0, task.data_checksum())
-        return None, gemjax.Trace(worker=[], num_workers=config.workers)
-    state, recorded, sizes = checkpoints.load(shapes(), in_files=config.central_hosts > 0)
-    if (made := len(recorded)) > task.num_commits:  # In a simulation, commits that were not applied count, too.
-        raise UsageError(
-            f"the run in {folder.path} has made {made} commits, and {task.num_commits} are asked for; raise --epochs to "
-            "continue it"
-        )
-    folder.provenance.note(config, int(state.commits), task.data_checksum(), sizes)
-    if len(logged) != int(state.commits):
-        raise RecordError(
-            f"{folder.events} has {len(logged)} commits up to the checkpoint, but the checkpoint has {int(state.commits)}; "
-            "restore the file, or start a new run in another folder"
-        )
-    folder.rewind(sizes, made, int(state.commits))
-    say(console, f"continuing from the checkpoint at {made} commits")
-    return state, recorded

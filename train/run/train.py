@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import gemjax
 from gemjax.engines.devices.hardware.placement import MOST_CPU_DEVICES
 from gemjax.engines.memory import readable
 from train.common.console import say, warnings_on
-from train.common.errors import UsageError
+from train.common.errors import RecordError, UsageError
 from train.common.interrupts import StopRequest
 from train.common.machine import cores, in_its_precision
 from train.config.config import Config
@@ -25,9 +26,7 @@ from train.run.callback import RunCallback
 from train.run.engine import Prepared, result_of, run_engine
 from train.run.folder import RunFolder
 from train.run.progress import RunProgress
-from train.run.records import Means, RunLog
-from train.run.resume import restore
-from train.run.tensorboard import Scalars
+from train.run.records import RunLog
 from train.task.cluster import placement, ray_cluster, traces
 from train.task.memory import check_memory
 from train.task.methods import arguments, initial_state, state_shapes
@@ -39,7 +38,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
     """Run `config` in `folder` from the newest checkpoint, if any, to its end or until `interrupt` is set.
 
     Returns:
-      The content of `summary.json`.
+      The content of `summary.json`; with `--dry-run` only that the call has finished.
 
     Raises:
       OSError: if the records, or the last checkpoint, cannot be written, or another process writes this run; earlier
@@ -64,29 +63,25 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
             if new:
                 folder.check_new()
             say(console, f"compiling (once per {'worker' if cluster else 'device'}) …")
-            passed = arguments(config, prepared.task)
+            task, trace = prepared.task, prepared.trace
+            passed = arguments(config, task)
             # The state of a real run is in host memory: it may be larger than the memory of one device.
             device = jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
-            begin = functools.partial(initial_state, config, passed, device)
             shapes = functools.partial(state_shapes, config, passed, device)
-            restored, recorded = restore(config, prepared.task, prepared.logged, shapes, folder, checkpoints, console)
+            restored, recorded = _restore(config, prepared, shapes, folder, checkpoints, console)
             config.save(folder.config)  # After the checkpoint was found to fit; from here the run can be resumed.
             log = during_run.enter_context(
                 RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True))
             )
-            line = RunProgress(console, prepared.task.num_commits, len(recorded), config.workers)
-            scalars = Scalars(folder.tensorboard if config.tensorboard else None, len(recorded))
-            means = Means.of_records(folder.events, folder.metrics, measured=config.engine != "simulate")
-            callback = RunCallback(
-                config, prepared.task, folder, checkpoints, log, interrupt, line, scalars, means, prepared.trace
-            )
+            line = RunProgress(console, task.num_commits, len(recorded), config.workers)
+            callback = RunCallback(config, task, trace, folder, checkpoints, log, interrupt, line)
             if restored is not None:
                 callback.make_up(restored, recorded)
             elif not callback.first_is_due:  # So that a run that is killed before the next checkpoint can be resumed.
-                callback.save_first(begin(), recorded)
+                callback.save_first(initial_state(config, passed, device), recorded)
             initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
-            with line, scalars, warnings_on(console):
+            with line, callback.scalars, warnings_on(console):
                 began, result = time.perf_counter(), None
                 try:
                     result = run_engine(config, prepared, passed, initial, recorded, cluster, callback)
@@ -100,7 +95,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: StopRe
 
 
 def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | None:
-    """Prepare a run before its folder is created: from then on it can be resumed.
+    """Prepare a run before its `config.json` is written: from then on it can be resumed.
 
     Returns:
       The parts of the run; `None` if there is nothing to run: it has made all commits, or `--dry-run` is given.
@@ -146,6 +141,41 @@ def _prepare(config: Config, folder: RunFolder, console: Console) -> Prepared | 
     placed = placement(config, needed) if config.engine == "devices" else None
     trace, longer = traces(config, total) if config.engine == "simulate" else (None, None)
     return Prepared(task, logged, placed, scheduled, trace, longer)
+
+
+def _restore(
+    config: Config,
+    prepared: Prepared,
+    shapes: Callable[[], gemjax.RunState],
+    folder: RunFolder,
+    checkpoints: gemjax.Checkpoints,
+    console: Console,
+) -> tuple[gemjax.RunState | None, gemjax.Trace]:
+    """Return state and trace of the newest checkpoint, if any, and truncate records that go beyond it.
+
+    `shapes` returns the shapes of the state.
+    """
+    task, logged = prepared.task, prepared.logged
+    if logged is None:
+        if folder.events.exists():
+            say(console, "there is no checkpoint yet: starting again")
+        folder.provenance.note(config, 0, task.data_checksum())
+        return None, gemjax.Trace(worker=[], num_workers=config.workers)
+    state, recorded, saved = checkpoints.load(shapes(), in_files=config.central_hosts > 0)
+    if (made := len(recorded)) > task.num_commits:  # In a simulation, commits that were not applied count, too.
+        raise UsageError(
+            f"the run in {folder.path} has made {made} commits, and {task.num_commits} are asked for; raise --epochs to "
+            "continue it"
+        )
+    folder.provenance.note(config, int(state.commits), task.data_checksum(), saved)
+    if len(logged) != int(state.commits):
+        raise RecordError(
+            f"{folder.events} has {len(logged)} commits up to the checkpoint, but the checkpoint has {int(state.commits)}; "
+            "restore the file, or start a new run in another folder"
+        )
+    folder.rewind(saved, made, int(state.commits))
+    say(console, f"continuing from the checkpoint at {made} commits")
+    return state, recorded
 
 
 def policy(config: Config) -> gemjax.Policy:

@@ -55,7 +55,7 @@ def test_evaluations_on_devices_take_a_fifth_of_the_time_unless_they_are_asked_f
     monkeypatch.setattr(callback, "time", SimpleNamespace(perf_counter=lambda: now))
     one = object.__new__(RunCallback)
     one.config, one.task = Config(eval_every=every), SimpleNamespace(evaluate=evaluate)
-    one._thread_began, one._spent, one._declined = None, 0.0, 0
+    one._first_began, one._spent, one._declined = None, 0.0, 0
     found = []
     for _ in range(200):
         now += 1.0
@@ -78,7 +78,7 @@ def test_an_evaluation_that_is_made_up_does_not_count_for_one_in_flight():
     one.checkpoints = SimpleNamespace(latest=100, wait=lambda: True)
     one.line, one.scalars, one.means = SimpleNamespace(), SimpleNamespace(write=lambda *_: None), Means()
     one.evaluations, one.last = np.array([100, 200, 300]), (-1, np.nan, np.nan)
-    one._evaluated_at, one._refused, one._begun, one._recorded, one._declined = 0.0, [0, 0], 1, 0, 0
+    one._newest_time, one._refused, one._due_before, one._recorded, one._declined = 0.0, [0, 0], 1, 0, 0
     traces = [gemjax.Trace(worker=[0] * commits, num_workers=1) for commits in (100, 200)]
     one.make_up(SimpleNamespace(params=None, model_state=()), traces[0])
     one.save(None, traces[1])
@@ -86,7 +86,7 @@ def test_an_evaluation_that_is_made_up_does_not_count_for_one_in_flight():
 
 
 def test_a_run_on_several_hosts_names_its_command_once_its_first_checkpoint_is_written():
-    """If that failed, it went on without one, and a run that was killed then could not be resumed."""
+    """Without a first checkpoint it went on, and could not be resumed when it was killed."""
     one, moments = object.__new__(RunCallback), [OSError("full"), None]
 
     def save(*_, wait):

@@ -165,7 +165,7 @@ def test_the_result_of_an_error_s_cause_is_saved(tiny, small, monkeypatch, lost)
 
 @pytest.mark.parametrize("made", [0, 2])
 def test_a_run_that_failed_names_the_command_unless_its_commits_were_saved(monkeypatch, tmp_path, capsys, made):
-    """If they were, it is named where that is reported."""
+    """The report on saved commits names it."""
     state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=1), np.zeros(2, np.float32), num_workers=1)
 
     def fail(config, folder, *_):
