@@ -98,8 +98,10 @@ class NotedLog(gemjax.EventLog):
 
 def only_silent(monkeypatch, hangs):
     """Let the deadline of a gradient expire only if ``hangs(worker, step)``: a busy host may delay the others, too."""
-    overdue = Roster.overdue
-    monkeypatch.setattr(Roster, "overdue", lambda self, now: [w for w in overdue(self, now) if hangs(w, self.steps[w])])
+    begin_round = Roster.begin_round
+    monkeypatch.setattr(
+        Roster, "begin_round", lambda self, now: [w for w in begin_round(self, now) if hangs(w, self.steps[w])]
+    )
 
 
 class Clock:

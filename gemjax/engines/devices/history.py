@@ -50,9 +50,9 @@ class RunHistory:
         num_workers: int,
         recorded: Trace | None,
         log: EventLog | None,
-        rejected: int = 0,
-        dropped: int = 0,
-        earlier: History | None = None,
+        rejected: int,
+        dropped: int,
+        earlier: History,
     ):
         self.num_workers, self.recorded, self.log = num_workers, recorded, log
         self.commits = 0 if recorded is None else len(recorded)  # Applied, according to the reports read so far.
@@ -63,7 +63,7 @@ class RunHistory:
         self.on_refusal: Callable[[int], None] = lambda commits: None
         self._read = read
         self._rejected_in_a_row = self._dropped_in_a_row = 0
-        self._earlier = earlier or {}
+        self._earlier = earlier
         self._columns: dict[str, array.array] = {}  # 8 bytes per number; `history` converts them.
         self._read_at = array.array("q")  # Per row, the clocks of its blocks, if workers read block by block.
         self._reported: Mapping[str, np.dtype] = {}
@@ -82,8 +82,7 @@ class RunHistory:
         kinds = {name: wide.get(kind.name, "d") for name, kind in reported.items()}
         kinds = dict.fromkeys((*KNOWN, *measured), "d") | kinds
         self._columns = {name: array.array(kind) for name, kind in kinds.items()}
-        ends = [] if self.recorded is None else [self.recorded.time[-1:], self._earlier.get("time", np.zeros(0))[-1:]]
-        before = max(map(float, np.concatenate([[0.0], *ends])))  # Earlier rows may be of refused commits alone.
+        before = max(0.0, self.applied_at, *map(float, self._earlier.get("time", ())[-1:]))  # The last may be refused.
         self._epoch = time.perf_counter() - before
         counts = {"commits": self.commits, "rejected": self.rejected, "dropped": self.dropped}
         self.event("start", before, num_workers=self.num_workers, **counts, **fields)
@@ -93,8 +92,8 @@ class RunHistory:
         return self.at(time.perf_counter())
 
     def at(self, seconds: float) -> float:
-        """Return the time of ``time.perf_counter()`` on the run's clock, not before its beginning."""
-        return max(0.0, round(seconds - self._epoch, 6))
+        """Return the time of ``time.perf_counter()`` on the run's clock."""
+        return round(seconds - self._epoch, 6)
 
     def event(self, event: str, now: float, **fields: Any) -> None:
         """Write an event to the log, if there is one."""
@@ -119,18 +118,18 @@ class RunHistory:
 
     def read_next(self) -> None:
         """Wait for the report of the oldest pending commit and record it."""
-        arrival, now, draw, pending = self.pending.popleft()
-        report = dict(zip(self._reported, self._read(pending), strict=True))
+        arrival, now, draw, sent = self.pending.popleft()
+        report = dict(zip(self._reported, self._read(sent), strict=True))
         applied, dropped = report["applied"] > 0, report["dropped"] > 0
         began = arrival.dispatched if arrival.began is None else arrival.began - self._epoch
         ready = arrival.ready - self._epoch
-        of = {"worker": arrival.worker, "step": arrival.step, "draw": draw}
+        identity = {"worker": arrival.worker, "step": arrival.step, "draw": draw}
         times = {"time": now, "dispatched": arrival.dispatched, "began": began, "ready": ready}
         pulled_at = self.commits - int(report["staleness"])
-        blocks = {"read_at": np.asarray(pending["read_at"]).tolist()} if "read_at" in pending else {}
+        blocks = {"read_at": np.asarray(sent["read_at"]).tolist()} if "read_at" in sent else {}
         self._read_at.extend(blocks.get("read_at", ()))
         measured = {name: arrival.measured[name] for name in self._measured}
-        for name, value in (of | times | {"pulled_at": pulled_at} | measured | report).items():
+        for name, value in (identity | times | {"pulled_at": pulled_at} | measured | report).items():
             self._columns[name].append(value)
         if applied:
             self.commits, self.applied_at = self.commits + 1, now
@@ -149,7 +148,7 @@ class RunHistory:
             }  # fmt: skip
             kind = "commit" if applied else "drop" if dropped else "reject"
             measured = {name: round(value, 6) for name, value in measured.items()}
-            self.log.write(kind, now, **of, **numbers, **measured, pulled_at=pulled_at, **blocks)
+            self.log.write(kind, now, **identity, **numbers, **measured, pulled_at=pulled_at, **blocks)
         if self._dropped_in_a_row == REFUSED * self.num_workers:  # Once, and not again at each multiple.
             warn_of_refusals(self._dropped_in_a_row, 2)
         if rejected:
@@ -158,8 +157,7 @@ class RunHistory:
 
     def recent_loss(self) -> float:
         """Return the mean finite loss of the last commits; NaN if there are none."""
-        newest = self._columns["loss"][-LAST:] if self._columns else ()
-        losses = [float(loss) for loss in newest if math.isfinite(loss)]
+        losses = [loss for loss in self._columns["loss"][-LAST:] if math.isfinite(loss)]
         return sum(losses) / len(losses) if losses else math.nan
 
     def history(self, *, new: bool = False) -> History:
@@ -174,7 +172,7 @@ class RunHistory:
     def _column(self, name: str, first: int = 0) -> np.ndarray:
         numbers = np.array(self._columns[name][first:])
         kind = self._reported.get(name, np.int64 if name in COUNTS else np.float64)
-        return numbers.astype(kind).astype(type_of_column(kind), copy=False)
+        return numbers.astype(type_of_column(kind), copy=False)
 
     def trace(self) -> Trace:
         """Return the applied commits, including those before this run."""

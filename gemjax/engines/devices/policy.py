@@ -8,7 +8,7 @@ from gemjax.protocol.checks import check_at_least, check_positive, integer
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Rules for the dispatch and the commit of gradients, and for the retirement of workers.
+    """Rules for the dispatch and the commit of gradients, and for giving up workers.
 
     **Pacing.** With ``max_staleness=K`` the staleness of every commit is at most K, and no gradient is discarded for it. No
     worker is dispatched while more than K others are in flight (dispatched, but not yet committed), and a gradient waits if its
@@ -29,7 +29,7 @@ class Policy:
 
     **Faults.** A worker that raises pulls and repeats its step, up to ``retries`` times in a row; then it is retired. The same
     holds if a source (:class:`gemjax.FromSource`) cannot read its batch, or if nothing can be sent to its device. A worker that
-    is silent for ``deadline`` seconds is retired at once. If it finishes after all, its gradient is discarded, and the worker
+    is silent for ``deadline`` seconds is given up at once. If it finishes after all, its gradient is discarded, and the worker
     pulls and continues. If all workers that still take part miss the deadline more than ``retries`` times each, and no gradient
     is in time for a minute, the run fails. Time in which the run was not polling does not count: callbacks, or a suspended
     process or machine.

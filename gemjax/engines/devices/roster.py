@@ -10,6 +10,7 @@ from gemjax.engines.devices.watchdog import Watchdog
 from gemjax.protocol.trace import Draws
 
 INFINITY = float("inf")
+NO_VIEW = -1  # In `pulled_at`: the worker has to pull.
 
 
 class Dispatch(NamedTuple):
@@ -70,25 +71,25 @@ class Computing(NamedTuple):
 class Roster:
     """Worker states, and the decisions of a run: which worker computes, commits, pulls, is retired, leaves or returns.
 
-    Pure: it runs no programs or threads, has no input or output, and reads no clock. The caller reports each event by calling
-    a method, then executes what :meth:`instruct` returns until that is ``None``. It reports the outcome of an instruction
-    before it asks for the next: :meth:`committed`, :meth:`pulled`, :meth:`block_read`, or :meth:`fault` if a dispatch, a
-    commit or the delivery of a view raises. For a dispatch it calls :meth:`ended`, or :meth:`arrived` at any later time, also
-    if the gradient is lost.
+    Pure: it runs no programs or threads, has no input or output, and reads no clock. The caller reports each event by calling a
+    method, then executes what :meth:`instruct` returns until that is ``None``. It reports the outcome of an instruction before
+    it asks for the next: :meth:`committed`, :meth:`pulled`, :meth:`block_read`, or :meth:`fault` if a dispatch, a commit or the
+    delivery of a view raises. A dispatch ends with exactly one of :meth:`ended`, :meth:`fault`, :meth:`arrived` (at any later
+    time, also if the worker was given up) or, if the worker is lost, :meth:`disappeared`.
 
-    A worker is in one place at a time: ``computing``, ``ready`` (its gradient waits to be committed),
-    ``pulling`` (it needs a fresh view), ``filling`` (it reads its view block by block; a round has one read, of the worker that
-    was dispatched longest ago, so that gradients that finish meanwhile are committed in between), ``waiting`` (to be
-    dispatched), ``returning`` (it has joined, but still computes an earlier gradient), or outside: ``absent``, ``lost`` (its
-    process or host, or there is none yet), ``silent`` beyond its deadline, or ``retired``. A place maps its workers to what is
-    known of them there, in order of entry: first finished, first committed, first dispatched.
+    A worker is in one place at a time: ``computing``, ``ready`` (its gradient waits to be committed), ``pulling`` (it needs a
+    fresh view), ``filling`` (it reads its view block by block; a round has one read, of the worker that was dispatched longest
+    ago, so that gradients that finish meanwhile are committed in between), ``waiting`` (to be dispatched), ``returning`` (it
+    has joined, but still computes an earlier gradient), or outside: ``absent``, ``lost`` (its process or host, or there is none
+    yet), ``silent`` beyond its deadline, or ``retired``. A place maps its workers to what is known of them there, in order of
+    entry: first finished, first committed, first dispatched.
 
-    The only clock is that of the central variable. A commit whose report has not been read counts as applied until
-    :meth:`refused` takes it back, so that no staleness is underestimated. Before a gradient is given up for its staleness, all
-    reports are read.
+    ``clock`` and ``pulled_at`` count commits; ``now`` and ``at`` are seconds by the caller's clock; deadlines are times of the
+    watchdog. A commit whose report has not been read counts as applied until :meth:`refused` takes it back, so that no
+    staleness is underestimated. Before a gradient is dropped for its staleness, all reports are read.
 
     Args:
-      policy: when gradients are dispatched and committed, and when a worker is retired.
+      policy: when gradients are dispatched and committed, and when a worker is given up.
       num_commits: commits to reach.
       commits: commits made before.
       behind: commits since each worker's pull.
@@ -96,13 +97,13 @@ class Roster:
       devices: device of each worker; at most ``ROOM`` gradients are computed on one at a time.
       absent: workers that do not take part at the start.
       lost: workers that are not there yet at the start; :meth:`returned` reports that they are.
-      now: the time in seconds, by the clock of all events.
+      now: the time now.
       draws: those of the workers from a shared stream. One that is outside holds none.
       num_blocks: blocks in which a worker reads its view. The first one is read by the pull; 0 if that reads all.
     """
 
     ROOM = 8  # Gradients at a time per device; JAX blocks the caller beyond 32 on a CPU device.
-    LOSSES = 20  # Losses of a worker in a row, without a commit, after which it is retired.
+    TIMES_LOST = 20  # How often a worker is lost without a commit in between; the next time it is retired.
     PATIENCE = 60.0  # Seconds without an arrival after which the run describes the stall.
 
     def __init__(
@@ -119,7 +120,6 @@ class Roster:
         self.ready: dict[int, Any] = {}  # With the arrival.
         self.pulling: dict[int, None] = {}
         self.filling: dict[int, int] = {}  # With the next block.
-        self.waiting: dict[int, None] = {}
         self.returning: dict[int, Computing] = {}
         self.absent: dict[int, Computing | None] = dict.fromkeys(absent)
         self.lost: dict[int, None] = {worker: None for worker in lost if worker not in self.absent}
@@ -130,7 +130,7 @@ class Roster:
         for worker in outside:
             self.draws.give_back(worker)
         takes_part = set(range(len(self.steps))) - outside
-        self.waiting |= dict.fromkeys(sorted(takes_part, key=lambda worker: -behind[worker]))
+        self.waiting: dict[int, None] = dict.fromkeys(sorted(takes_part, key=lambda worker: -behind[worker]))
         self._active = (self.computing, self.ready, self.pulling, self.filling, self.waiting, self.returning)
         places = (*self._active, self.absent, self.lost, self.silent, self.retired)
         # The place of each worker; ``_put`` alone moves it.
@@ -139,10 +139,10 @@ class Roster:
         self.reading: dict[int, float] = {}  # Workers whose batch is being read, with the deadline; INFINITY if silent.
         self.interruptions = [0] * len(self.steps)  # Since the worker's last commit.
         self._confirmed = True  # False if a commit counts whose report has not been read.
-        self._dispatches, self._turns = 0, [0] * len(self.steps)  # The number of each worker's last one.
-        self._faults = [0] * len(self.steps)  # In a row,
-        self._losses = [0] * len(self.steps)  # and losses.
-        self._silences = [0] * len(self.steps)  # Since a gradient of any worker arrived in time.
+        self._dispatches, self._turns = 0, [0] * len(self.steps)  # The latest number, and that of each worker.
+        self._faults = [0] * len(self.steps)  # Per worker, in a row.
+        self._times_lost = [0] * len(self.steps)  # Per worker, since its last commit.
+        self._silences = [0] * len(self.steps)  # Per worker, since a gradient of any worker arrived in time.
         self._records: collections.deque[Record] = collections.deque()
         # Why workers were given up, the newest last, also those that take part again.
         self._given_up: dict[int, tuple[str, BaseException | None]] = {}
@@ -190,7 +190,7 @@ class Roster:
 
     @property
     def is_short(self) -> bool:
-        """True if more commits are needed than have been made or are being made."""
+        """True if commits are missing even if all pending ones are applied."""
         return self.clock < self.num_commits
 
     @property
@@ -206,14 +206,14 @@ class Roster:
         wait = max(0.0, min(self._quorum_at, INFINITY if self._warned else self._arrived_at + self.PATIENCE) - now)
         return min(wait, self.watchdog.wait(self._first_deadline()))
 
-    def overdue(self, now: float) -> list[int]:
+    def begin_round(self, now: float) -> list[int]:
         """Begin a round and advance the watchdog; return workers beyond their deadline, which may just have finished."""
         self._may_read = True
-        may_retire = self.watchdog.look(now)
+        may_give_up = self.watchdog.look(now)
         # A gradient that arrived meanwhile is noted already.
         self._arrived_at = min(now, self._arrived_at + self.watchdog.skipped)
         self._in_time_at = min(now, self._in_time_at + self.watchdog.skipped)
-        if not may_retire or self._first_deadline() > self.watchdog.polled:
+        if not may_give_up or self._first_deadline() > self.watchdog.polled:
             return []
         deadlines = {worker: gradient.deadline for worker, gradient in (self.computing | self.returning).items()}
         return [worker for worker, expires in (deadlines | self.reading).items() if expires <= self.watchdog.polled]
@@ -239,7 +239,7 @@ class Roster:
         if not any(self._active):
             words.append("the run continues when a worker joins (Members.join) and fails if none can (Members.close)")
         elif (self.computing or self.returning or self.reading) and self.policy.deadline is None:
-            words.append("a deadline in the policy would retire a silent worker")
+            words.append("a deadline in the policy would give up a silent worker")
         finished = "finished" if self.policy.deadline is None else "finished in time"
         return f"no worker has {finished} for {self.PATIENCE:g} s; workers {'; '.join(words)}"
 
@@ -317,7 +317,7 @@ class Roster:
         self.clock += 1
         self._confirmed = False
         self.pulled_at[worker] = self.clock
-        self._faults[worker] = self._losses[worker] = self.interruptions[worker] = 0
+        self._faults[worker] = self._times_lost[worker] = self.interruptions[worker] = 0
         if self._quorum == 1:
             self._fill(worker)
         else:
@@ -367,20 +367,20 @@ class Roster:
         if self._faults[worker] > self.policy.retries:
             self._retire(worker, f"worker {worker} at its step {self.steps[worker]}: {error!r}", error)
         else:
-            self.pulled_at[worker] = -1  # It has no view until it pulls.
+            self.pulled_at[worker] = NO_VIEW
             self._put(worker, self.pulling)
 
     def disappeared(self, worker: int, number: int, at: float, error: BaseException) -> None:
-        """Give up a gradient whose worker is lost, which is no fault, until :meth:`returned` reports that it answers again."""
+        """Discard a gradient whose worker is lost, which is no fault; it takes part again when it has :meth:`returned`."""
         self._arrived_at = max(self._arrived_at, at)
         if not self._is_active(worker):
             if self._in_progress(worker, number) is not None:
                 self._place[worker][worker] = None
             return
-        self._losses[worker] += 1
-        if self._losses[worker] > self.LOSSES:
-            step = self.steps[worker]
-            self._retire(worker, f"worker {worker}, lost {self._losses[worker]} times at step {step}: {error!r}", error)
+        self._times_lost[worker] += 1
+        if self._times_lost[worker] > self.TIMES_LOST:
+            times, step = self._times_lost[worker], self.steps[worker]
+            self._retire(worker, f"worker {worker}, lost {times} times at step {step}: {error!r}", error)
         else:
             self._put_outside(worker, self.lost)
             self._record("leave", worker, error)
@@ -413,10 +413,7 @@ class Roster:
         self._note(worker, f"worker {worker}, {silence}")
 
     def join(self, worker: int) -> None:
-        """Let a worker take part, at once or when it has finished computing, so that nothing piles up on its device.
-
-        One that is lost takes part when it has :meth:`returned`.
-        """
+        """Let a worker take part: at once, when it has finished computing, or if it is lost, when it has :meth:`returned`."""
         if self._is_active(worker) or worker in self.lost:
             return
         if (awaited := self._in_progress(worker)) is not None:
@@ -490,7 +487,7 @@ class Roster:
         return known if isinstance(known, Computing) and number in (None, known.number) else None
 
     def _enter(self, worker: int, faults: int = 0) -> None:
-        self._faults[worker], self.pulled_at[worker] = faults, -1
+        self._faults[worker], self.pulled_at[worker] = faults, NO_VIEW
         self.reading.pop(worker, None)
         self._put(worker, self.pulling)
         self._record("join", worker)
@@ -505,7 +502,7 @@ class Roster:
         self._given_up[worker] = why, error
 
     def _put_outside(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
-        """Put a worker outside; its draw goes to the next dispatch of another one, unless it is still being read."""
+        """Put a worker outside; its draw goes to the worker that draws next, unless its batch is why the worker is silent."""
         self._put(worker, place, value)
         if worker not in self.reading:
             self.draws.give_back(worker, failed=place is not self.absent)

@@ -67,13 +67,12 @@ def run_on_devices(
 ) -> "Result":
     """Train asynchronously on this host's devices, in the order in which they finish.
 
-    The calling thread owns the central variable: it dispatches a gradient to every worker, takes finished workers from
-    one queue, first finished first served, commits, and sends the worker its next view. It never waits for one particular
-    worker, so a slow or hung one delays no other (eight hung workers on one device do block it); with a
-    ``deadline`` in the policy a hung worker is given up, and the run fails when all are. A commit and the pull that
-    follows are one compiled program on the device of the central variable. The first round starts when all programs are
-    compiled. What a handler of a signal raises, as Ctrl-C does, is raised between two commits, with the result so far; a
-    second exception is raised at once.
+    The calling thread owns the central variable: it dispatches a gradient to every worker, takes finished workers from one
+    queue, first finished first served, commits, and sends the worker its next view. By default it waits for no particular
+    worker, so a slow or hung one delays no other (but eight hung workers block their device); with a ``deadline`` in the policy
+    a hung worker is given up, and the run fails when all are. A commit and the pull that follows it are one compiled program on
+    the device of the central variable. Gradients are dispatched when all programs are compiled. What a handler of a signal
+    raises, as Ctrl-C does, is raised between two commits, with the result so far; a second exception is raised at once.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.
@@ -92,7 +91,7 @@ def run_on_devices(
       state: an earlier :class:`gemjax.Result` to continue from, or a bare :class:`gemjax.RunState` with ``recorded``; every
         worker keeps its step and its view. ``history`` begins with the rows of the earlier ``Result``, or with this call.
       recorded: the trace of the run so far, with a bare ``state`` only.
-      policy: decides when gradients are dispatched and committed, and when a worker is retired; default ``gemjax.Policy()``: a
+      policy: decides when gradients are dispatched and committed, and when a worker is given up; default ``gemjax.Policy()``: a
         finished worker commits at once, or with a method that is defined in rounds (:func:`gemjax.diloco`) when all have
         finished; and one that raises three times in a row is retired.
       members: lets workers join and leave during the run; default: all take part throughout.
@@ -136,10 +135,10 @@ def run_on_devices(
     Warns:
       RunWarning: if the central variable shares a device with a worker without need; if there are several devices, but ``tx``
         is for one worker and neither ``num_workers`` nor ``placement`` is given; if more than ``num_commits`` have been
-        made; if two learning rates multiply, as in :func:`gemjax.simulate`; if a worker is given up; if nothing has
-        happened for a minute, with the workers that the run waits for (it goes on waiting); at the end, if the run has
-        diverged, as in :func:`gemjax.simulate`, or a method that is defined in rounds had rounds without every worker. Once
-        each, by Python's default.
+        made; if two learning rates multiply, as in :func:`gemjax.simulate`; if a worker is given up, except one that has joined
+        again and still computes an earlier gradient; if nothing has happened for a minute, with the workers that the run waits
+        for (it goes on waiting); at the end, if the run has diverged, as in :func:`gemjax.simulate`, or a method that is
+        defined in rounds had rounds without every worker. Once each, by Python's default.
 
     Raises:
       TypeError: if an argument is of the wrong type, such as a method that is not called.
@@ -190,7 +189,7 @@ def run_on_devices(
 
 
 def _blocks(atomic: bool, num_blocks: int | None) -> int:
-    """Return the number of blocks of a view; 0 if it is read at once, also as a single block."""
+    """Return the number of blocks in which views are read; 0 if they are read at once, as with a single block."""
     check_bool("atomic", atomic)
     if atomic and num_blocks is not None:
         raise ValueError(f"num_blocks is for atomic=False, got {num_blocks}")

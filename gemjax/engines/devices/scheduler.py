@@ -146,7 +146,7 @@ class Scheduler:
         elif arrival is not None:
             self.roster.arrived(arrival.worker, arrival.number, now, arrival, arrival.error)
         # Before lateness and describe_stall: it subtracts the time in which the run was not polling.
-        for worker in self.roster.overdue(now):
+        for worker in self.roster.begin_round(now):
             reads = worker in self.roster.reading and not self.programs.is_ready(worker)
             if reads or self.waiters.watches(worker):
                 self.roster.fell_silent(worker)

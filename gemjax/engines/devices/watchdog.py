@@ -1,4 +1,4 @@
-"""A clock for deadlines that runs only while the scheduler is polling."""
+"""The watchdog of a run on devices."""
 
 LONGEST_BEAT = 1.0  # Seconds.
 
@@ -6,16 +6,15 @@ LONGEST_BEAT = 1.0  # Seconds.
 class Watchdog:
     """A clock that runs only while the scheduler is polling; deadlines are times of this clock.
 
-    A worker is silent only if the scheduler could have received its gradient. A callback, or a suspended process or machine,
-    stops the scheduler and usually the workers; a healthy worker must not be retired for that. The scheduler therefore never
-    waits longer than one *beat*: a quarter of the deadline, at most one second. If more than two beats have passed since the
-    last look, the scheduler was not polling: the clock advances by one beat only, and no worker is retired during the next one.
-
-    The caller reads the time and passes it as ``at``.
+    Only time in which the scheduler could have received a gradient counts as silence. A callback, or a suspended process or
+    machine, stops the scheduler and usually the workers; a healthy worker must not be given up for that. The scheduler
+    therefore never waits longer than one *beat*: a quarter of the deadline, but at most one second. If more than two beats have
+    passed since the last look, the scheduler was not polling: the clock advances by one beat only, and no worker is given up
+    during the next one.
 
     Args:
       seconds: longest time from the dispatch of a gradient to its arrival; ``None`` for no limit.
-      at: the time now.
+      at: the time now, which the caller reads.
 
     >>> watchdog = Watchdog(None)
     >>> watchdog.deadline(), watchdog.look(at=60.0)
@@ -23,20 +22,20 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float | None, at: float = 0.0):
-        self.seconds = seconds
-        self.beat = LONGEST_BEAT if seconds is None else min(LONGEST_BEAT, seconds / 4)
+        self.seconds = float("inf") if seconds is None else seconds
+        self.beat = min(LONGEST_BEAT, self.seconds / 4)
         self.polled = 0.0  # Seconds of polling, the time of this clock.
         self.skipped = 0.0  # Seconds before the last look that the clock does not count.
         self._looked_at = at
         self._spares_until = 0.0
-        self._spares = False  # Since the last interruption; further interruptions do not extend the period.
+        self._spares = False  # True from an interruption until its period is over; others do not extend it.
 
     def deadline(self) -> float:
         """Return the deadline for a gradient dispatched now."""
-        return float("inf") if self.seconds is None else self.polled + self.seconds
+        return self.polled + self.seconds
 
     def look(self, at: float) -> bool:
-        """Advance the clock, once per round of the scheduler; return True if overdue workers may be retired."""
+        """Advance the clock, once per round of the scheduler; return True if overdue workers may be given up."""
         passed, self._looked_at = at - self._looked_at, at
         counted = passed if passed <= 2 * self.beat else self.beat
         self.skipped = passed - counted

@@ -115,7 +115,7 @@ def test_a_worker_that_is_lost_again_and_again_is_retired(fake, tmp_path):
     fake.lose = lambda actor, method, arguments: method == "gradient" and actor == 1 and arguments[-1].step == 1
     with NotedLog(tmp_path / "log") as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr("gemjax.engines.cluster.cluster.PAUSE", 0.001)
-        patch.setattr("gemjax.engines.devices.roster.Roster.LOSSES", 3)
+        patch.setattr("gemjax.engines.devices.roster.Roster.TIMES_LOST", 3)
         gate = Abreast(N, lost=lambda worker, step: worker == 1 and ("retire", 1) in log.noted)
         result = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 30, log=log, gate=gate)
     assert np.bincount(result.trace.worker, minlength=N)[1] == 1

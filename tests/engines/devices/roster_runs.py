@@ -111,7 +111,7 @@ class Run:
         done = []
         for _ in range(round(seconds / step)):
             self.now += step
-            for worker in self.roster.overdue(self.now):
+            for worker in self.roster.begin_round(self.now):
                 if worker in self.computing:
                     self.roster.fell_silent(worker)
             done += self.go()

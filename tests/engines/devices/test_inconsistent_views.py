@@ -164,7 +164,7 @@ def blocks_of(run, rounds):
     """Return what a roster lets happen in some rounds without an event."""
     done = []
     for _ in range(rounds):
-        run.roster.overdue(run.now)
+        run.roster.begin_round(run.now)
         done.append(run.go())
     return done
 
@@ -174,7 +174,7 @@ def test_one_block_is_read_per_round_and_gradients_that_have_finished_commit_fir
     run.go()
     assert run.arrive(0) == [("commit", 0), ("read 1", 0)]
     assert run.roster.timeout(run.now) == 0.0
-    run.roster.overdue(run.now)
+    run.roster.begin_round(run.now)
     assert run.arrive(1) == [("commit", 1), ("read 2", 0), ("dispatch", 0)]
     assert blocks_of(run, 3) == [[("read 1", 1)], [("read 2", 1), ("dispatch", 1)], []]
     assert run.roster.timeout(run.now) > 0
@@ -183,7 +183,7 @@ def test_one_block_is_read_per_round_and_gradients_that_have_finished_commit_fir
 def test_workers_that_have_to_pull_again_take_turns():
     run = Run(2, num_blocks=3, max_staleness=0)
     for _ in range(300):
-        run.roster.overdue(run.now)
+        run.roster.begin_round(run.now)
         run.go()
         for worker in list(run.computing):
             run.arrive(worker)

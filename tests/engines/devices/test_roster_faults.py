@@ -81,7 +81,7 @@ def test_a_suspended_machine_does_not_count_as_silence():
     run.go()
     assert run.wait(1.75) == []
     run.now += 3600.0
-    assert run.roster.overdue(run.now) == []
+    assert run.roster.begin_round(run.now) == []
     assert run.wait(0.25) == []
     assert run.wait(0.25) == [("hang", 0)]
 
@@ -198,22 +198,22 @@ def test_a_suspended_machine_does_not_make_workers_late():
     run.go()
     _late(run, [0, 1], 1)
     for second in range(20):
-        run.roster.overdue(run.now + second / 4)
+        run.roster.begin_round(run.now + second / 4)
     awake = run.now + 605.0
-    run.roster.overdue(awake)
+    run.roster.begin_round(awake)
     assert run.roster.lateness(awake) is None
     assert run.roster.describe_stall(awake) is None
     assert "no gradient was in time for 6" in run.roster.lateness(awake + 60)
     run.now = awake + 1200.0
     run.arrive(1)  # It arrived while the machine was suspended again.
-    run.roster.overdue(run.now)
+    run.roster.begin_round(run.now)
     assert run.roster.describe_stall(run.now + 60) is not None
 
 
 def test_a_suspended_process_is_no_stall_of_a_run_without_a_deadline():
     run = Run(1)
     run.go()
-    run.roster.overdue(61.0)
+    run.roster.begin_round(61.0)
     assert run.roster.describe_stall(61.0) is None
     assert run.roster.describe_stall(120.0) is not None
 
@@ -228,5 +228,5 @@ def test_a_wait_without_a_gradient_in_flight_is_no_suspension():
         run.arrive(worker)
     while run.roster.describe_stall(run.now) is None:
         run.now += run.roster.timeout(run.now)
-        run.roster.overdue(run.now)
+        run.roster.begin_round(run.now)
     assert run.now <= 61.0

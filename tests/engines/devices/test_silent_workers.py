@@ -95,7 +95,7 @@ def test_a_hang_is_detected_though_the_queue_is_never_empty(monkeypatch, tmp_pat
 
 def test_a_callback_that_blocks_workers_does_not_count_as_silence(tmp_path, monkeypatch):
     """For longer than the deadline worker 1 is blocked, and it goes on after the next look at the clock only."""
-    clock, running, overdue, silent = Clock(monkeypatch), threading.Event(), Roster.overdue, []
+    clock, running, begin_round, silent = Clock(monkeypatch), threading.Event(), Roster.begin_round, []
     running.set()
 
     def gate(worker, step):
@@ -103,7 +103,7 @@ def test_a_callback_that_blocks_workers_does_not_count_as_silence(tmp_path, monk
             assert running.wait(60)
 
     def look(self, now):
-        silent.extend(found := overdue(self, now))
+        silent.extend(found := begin_round(self, now))
         running.set()
         return found
 
@@ -111,7 +111,7 @@ def test_a_callback_that_blocks_workers_does_not_count_as_silence(tmp_path, monk
         running.clear()
         clock.ahead += 3600
 
-    monkeypatch.setattr(Roster, "overdue", look)
+    monkeypatch.setattr(Roster, "begin_round", look)
     with NotedLog(tmp_path / "log") as log:
         run(policy=LIMIT, gate=gate, callback=callback, callback_every=20, log=log)
     assert clock.ahead >= 2 * 3600

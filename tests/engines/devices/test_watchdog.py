@@ -17,7 +17,7 @@ def clock():
 
 
 def poll(watchdog, clock, seconds, step=0.1):
-    """Look every ``step`` seconds; return True at the first look after which overdue workers may be retired."""
+    """Look every ``step`` seconds; return True at the first look after which overdue workers may be given up."""
     for _ in range(round(seconds / step)):
         clock.at += step
         if watchdog.look(clock.at):
@@ -80,7 +80,7 @@ def test_frequent_callbacks_do_not_postpone_a_deadline_forever(clock):
     assert rounds >= 19
 
 
-def test_without_a_deadline_no_worker_is_retired(clock):
+def test_without_a_deadline_no_worker_is_given_up(clock):
     watchdog = Watchdog(None, clock.at)
     clock.at += 1e9
     assert not watchdog.look(clock.at)
