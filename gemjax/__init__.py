@@ -54,6 +54,7 @@ from gemjax.batches.on_host import OnHost
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import Epochs, Stream
 from gemjax.batches.shards import Shards
+from gemjax.engines.checks import RunWarning
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.run import run_on_cluster
 from gemjax.engines.devices.hardware.placement import Placement, cpu_devices, place
@@ -61,7 +62,7 @@ from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.run import run_on_devices
 from gemjax.engines.memory import memory_of
-from gemjax.engines.result import Progress, Result, RunFailedError, RunWarning
+from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.running.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError
 from gemjax.engines.simulator.simulate import simulate
 from gemjax.engines.simulator.sweep import SweepResult, sweep

@@ -148,7 +148,7 @@ def run_in_python(
     """
     check_trace(trace)
     transition = Transition(tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, seed=seed, local=local)
-    transition = transition.bind(params, model_state)
+    transition = transition.bind(params)
     initial = transition.init(params, model_state)
     batches, opt_state = as_batches(batches, trace.num_workers), initial.opt_state
     batches = batches if local is None else LocalBatches(batches, local)

@@ -42,7 +42,7 @@ class Elsewhere(abc.ABC):
 
     Attributes:
       owner: the processes that have the array; ``None`` if it is in a file.
-      at: the checkpoint in which it is, and the names of all arrays there, by which arrays are read together; else ``None``.
+      at: the checkpoint that has it, and the names of all arrays there, which are read together; ``None`` if it is in no file.
       name: its name there.
     """
 
@@ -124,29 +124,28 @@ def bytes_of(state: RunState) -> dict[str, int]:
     }
 
 
-# Those of batches that are rows would stay in host memory by themselves.
-DIVIDED = (
+# Data of batches that are plain rows stay in host memory without this advice.
+KEEP_ROWS_ON_HOST = (
     "; or let the batches be rows of their data (gemjax.batches.Rows without a `batch` of its own), and change them in the "
     "loss function: then the data stay in host memory"
 )
+SMALLER_STATE = "fewer workers, a method that keeps fewer copies of the parameters per worker, or narrower parameters"
 
 
-def check_fits(
-    needed: dict[str, int],
-    device: jax.Device,
-    advice: str = "fewer workers, a method that keeps fewer copies of the parameters per worker, or narrower parameters",
-) -> None:
+def check_fits(needed: dict[str, int], device: jax.Device, advice: str = SMALLER_STATE) -> None:
     """Raise ``MemoryError``, with advice, if ``device`` cannot hold that many bytes; pass if its capacity is unknown."""
     available, total = _capacity(device), sum(needed.values())
     if available is not None and total > available:
         parts = ", ".join(f"{name} {readable(size)}" for name, size in needed.items() if size)
         raise MemoryError(
             f"the run keeps {readable(total)} ({parts}), but {device} has {readable(available)}; take {advice}"
-            + (DIVIDED if total - needed.get("data", 0) <= available else "")
+            + (KEEP_ROWS_ON_HOST if total - needed.get("data", 0) <= available else "")
         )
 
 
-def offload_if_needed(batches: Any, needed: dict[str, int], device: jax.Device, copies: int = 1, **advice: str) -> Any:
+def offload_if_needed(
+    batches: Any, needed: dict[str, int], device: jax.Device, copies: int = 1, advice: str = SMALLER_STATE
+) -> Any:
     """Return ``batches``, kept in host memory if ``device`` can hold the state but not also ``copies`` of their data.
 
     Raises:
@@ -157,7 +156,7 @@ def offload_if_needed(batches: Any, needed: dict[str, int], device: jax.Device, 
     available = _capacity(device)
     if available is not None and kept <= available < kept + data and are_plain(batches):
         return OnHost(batches)
-    check_fits(needed | {"data": data}, device, **advice)
+    check_fits(needed | {"data": data}, device, advice)
     batches._check_range(in_files=True)  # The device gets them all.
     return batches
 

@@ -50,17 +50,17 @@ class Result:
 
     Attributes:
       state: the whole state, on the devices of the central variable, or in the host's memory if these have no room. After a run
-        with ``central_hosts`` its large arrays, but for parameters and model state, are in the actors; ``np.asarray`` copies
-        one here, until the cluster ends or begins its next run.
+        with ``central_hosts`` its large arrays besides parameters and model state are in the actors until the cluster ends or
+        begins its next run; ``np.asarray`` copies one here.
       history: one row per commit, in order, including rejected ones, as columns: ``worker``, ``step``, ``time``, ``loss``,
         ``staleness``, ``pulled_at``, ``draw`` (as in :class:`gemjax.Trace`), ``applied``, ``dropped`` (refused by the
         method), and the requested metrics and diagnostics. ``pandas.DataFrame(result.history)`` works. A run continued from a
         :class:`Result` has the rows of both parts, with NaN in columns that only the other part reports; one continued from a
         bare :class:`gemjax.RunState` has the rows since then.
         Floats are of 32 bits at least, because NumPy adds up narrower ones in their own precision.
-      trace: of :func:`gemjax.run_on_devices`, the applied commits of this run and those before it, ready for
-        :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here,
-        including those of rejected and dropped commits.
+      trace: of :func:`gemjax.run_on_devices` and :func:`gemjax.run_on_cluster`, the applied commits of this run and those
+        before it, ready for :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace
+        up to here, including those of rejected and dropped commits.
       stopped: True if the callback ended the run early.
       evaluations: one row per evaluation by ``evaluate``, as columns: ``commit`` (commits, as :class:`Progress` counts them),
         ``time`` of that commit, and the numbers of the parameters after it, as float64 (NaN where the function did not return
@@ -144,7 +144,7 @@ class Progress:
     """Progress of a run, the argument of its callback (:mod:`gemjax.callbacks` has some ready-made).
 
     Attributes:
-      commits: rows of the trace so far: commits since the run began (including earlier runs that it continues).
+      commits: rows of ``progress.trace()``, including those of earlier runs that this one continues.
       total: the number of commits that the run is to reach.
       rejected: commits rejected so far, because they or the state after them were not finite.
       dropped: commits that the method refused so far.
@@ -195,7 +195,7 @@ class RunFailedError(RuntimeError):
 
 
 def rejections_to_fail(num_workers: int, *, ends_unapplied: bool = False) -> int:
-    """Return the rejections in a row after which a run fails: several per worker, or one each if the run ends unapplied."""
+    """Return the rejections in a row at which a run fails: 3 N + 7, or N if it ends without any applied commit."""
     return num_workers if ends_unapplied else 3 * num_workers + 7
 
 
@@ -228,9 +228,9 @@ def check_end(state: "RunState", num_workers: int, history: Callable[[], History
 def warn_at_the_end(result: Result, stacklevel: int, *, refused: int | None = None, barrier: bool = False) -> None:
     """Warn of a run at whose end the loss has exploded, or most commits were rejected.
 
-    Commits whose state would overflow are rejected one by one, so a diverged run can end with finite parameters. One commit
-    that is applied among them is enough to go on. Given ``refused``, warn as well if the method has refused the last so many
-    commits; with ``barrier``, if it is defined in rounds and the run was not.
+    Commits whose state would overflow are rejected one by one, so a diverged run can end with finite parameters. An applied
+    commit between rejections lets a run go on. ``refused`` is the number of last commits of which a run warns if the method
+    refused them all. With ``barrier``, warn as well if the method is defined in rounds and the run was not in rounds.
     """
     if not (columns := result.history):
         return
@@ -357,12 +357,12 @@ def continued(state: RunState, recorded: Trace) -> RunState:
             "rows of a simulation"
         )
     check_led_to(state, recorded, "recorded=")
-    held, last = np.array(state.draw.value), recorded.draw.max(initial=-1)
-    used = np.isin(held, recorded.draw)
+    draws, last = np.array(state.draw.value), recorded.draw.max(initial=-1)
+    used = np.isin(draws, recorded.draw)
     if not used.any():
-        used[np.argmax(held)] = held.max() < last
-    held[used] = 1 + max(held.max(), last) + np.arange(used.sum())
-    return state._replace(draw=Slots(jnp.asarray(held), num_workers))
+        used[np.argmax(draws)] = draws.max() < last
+    draws[used] = 1 + max(draws.max(), last) + np.arange(used.sum())
+    return state._replace(draw=Slots(jnp.asarray(draws), num_workers))
 
 
 def continue_numbers(state: RunState, batches: Any, local: LocalSteps | None) -> tuple[RunState, LocalSteps | None]:

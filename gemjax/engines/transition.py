@@ -13,7 +13,7 @@ import optax
 from gemjax.engines.checks import check_given, check_one_point, is_traced, shapes_of
 from gemjax.engines.loss import check_unreserved
 from gemjax.engines.programs import Kept, Program, has_hash
-from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
+from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, sound_or_unchanged
 from gemjax.protocol import PyTree, diagnostics, slots, staleness
 from gemjax.protocol.checks import check_alike, check_bool, check_method, check_positive_int, kept, with_extra_args
 from gemjax.protocol.delays import spread_blocks, with_block
@@ -27,8 +27,8 @@ from gemjax.protocol.trace import Trace
 class RunState(NamedTuple):
     """The whole state of an asynchronous run between two commits; the contents of a checkpoint.
 
-    Its :class:`gemjax.rules.Slots` belong to one worker each. ``view`` lacks the parameters if the optimizer state already
-    records them (as ``stale_params``).
+    Each :class:`gemjax.rules.Slots` has a value per worker. ``view`` has no parameters if the optimizer state records them (as
+    ``stale_params``).
     """
 
     params: PyTree  # The central variable.
@@ -38,7 +38,7 @@ class RunState(NamedTuple):
     step: Slots  # int32 [] per worker; the step that it computes.
     pulled_at: Slots  # int32 [] per worker; the engine's clock when it pulled.
     local_step: Any  # Slots of int32 [] per worker: local steps that it has made; () without local steps.
-    draw: Any  # Slots of int32 [] per worker: its draw from a shared stream; together, the first that are not used.
+    draw: Any  # Slots of int32 [] per worker: its next draw from a shared stream; all are the first N that no commit has used.
     batch_size: jax.Array  # int32 []; rows per batch; 0 if the source does not tell.
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
     arrivals: jax.Array  # int32 []; gradients so far, applied or not, pulls alone, and a simulation's reads of blocks.
@@ -49,9 +49,9 @@ class RunState(NamedTuple):
 
 
 def rows_of_trace(state: RunState) -> range:
-    """Return the numbers of rows that the trace which led to ``state`` may have.
+    """Return the possible lengths, in rows, of the trace that led to ``state``.
 
-    It has every applied commit. A rejected or dropped gradient has a row in a simulated run, and none in a run on devices.
+    Each applied commit has a row. A rejected or dropped one has a row in a simulated run, and none in a run on devices.
     """
     applied, dropped, rejected = (int(np.asarray(count)) for count in (state.commits, state.dropped, state.rejected))
     return range(applied, applied + dropped + rejected + 1)
@@ -60,8 +60,8 @@ def rows_of_trace(state: RunState) -> range:
 def check_led_to(state: RunState, trace: Trace, name: str = "trace") -> None:
     """Raise ``ValueError`` if the last commits of the workers in ``trace`` cannot have led to ``state``.
 
-    After its last commit each worker has pulled and begun another step. If no gradient was lost and none was pulled for again,
-    it did so at once.
+    After its last commit each worker pulled and began another step; at once, unless a gradient was lost or a worker pulled
+    again.
     """
     last = np.full(trace.num_workers, -1)
     np.maximum.at(last, trace.worker, np.arange(len(trace)))
@@ -102,7 +102,7 @@ class CommitReport(NamedTuple):
 class Transition(WorkerStep):
     """Pure functions of one run: those of its workers, and commits and pulls at the central variable.
 
-    Engines call ``transition = Transition(…).bind(params, model_state)`` first.
+    Engines call ``transition = Transition(…).bind(params)`` first.
 
     Args:
       loss_fn, seed, local: as for :class:`gemjax.engines.worker.WorkerStep`.
@@ -112,8 +112,9 @@ class Transition(WorkerStep):
         gemjax/protocol/diagnostics.py), and those of the method. gemjax/results.md has a table of all.
       average_model_state: ``False`` (default): a commit's model state replaces the central one; ``True``: its floats are
         averaged in with weight 1/N.
-      joined_bytes: arrays up to this size are checked and chosen together after a commit. That saves time where they are parts
-        of vectors between commits, and costs copies where they are not. Default: 0.
+      joined_bytes: arrays up to this size are checked together after a commit; if none is larger, the old or the new state is
+        also selected for all together. That saves time where arrays are parts of vectors between commits, and costs copies
+        where they are not. Default: 0.
       num_blocks: B, if workers read their views block by block; 0 (default) if not.
     """
 
@@ -124,7 +125,7 @@ class Transition(WorkerStep):
     joined_bytes: int = 0
     num_blocks: int = 0
 
-    def bind(self, params: PyTree, model_state: PyTree = ()) -> "Transition":
+    def bind(self, params: PyTree) -> "Transition":
         """Check the arguments of a run that begins with ``params``, and return the transition with ``tx`` made asynchronous.
 
         The same arguments are checked once; what is traced, as in a sweep, is checked each time.
@@ -185,39 +186,35 @@ class Transition(WorkerStep):
     def commit_and_pull(
         self,
         state: RunState,
-        view: PyTree,
         gradient: Gradient,
         worker: jax.Array,
         step: jax.Array,
-        commits: Any = True,
+        is_commit: Any = True,
         own_rows: list | None = None,
     ) -> tuple[RunState, View, CommitReport]:
         """Apply a gradient to the central variable and let its worker pull the next view.
 
         Args:
           state: with the slot of ``worker`` checked out.
-          view: the parameters at which the gradient was computed.
           gradient: that of the worker, or its message if workers keep the errors of :class:`gemjax.protocol.hooks.Sends`. It is
             dropped if the method refuses it, and rejected if its loss or any number in it is not finite, or if the state after
-            it would not be sound (:func:`gemjax.engines.worker.stays_sound`); then only the pull happens.
+            it would not be sound (:func:`gemjax.engines.worker.sound_or_unchanged`); then only the pull happens.
           worker: the worker that commits.
           step: the worker's step.
-          commits: bool scalar; False for a pull alone.
-          own_rows: of :meth:`own_rows`; read here by default.
+          is_commit: bool scalar; False for a pull alone.
+          own_rows: those of :meth:`own_rows`. ``None`` (default): a rule reads its row when it writes it, for which a compiled
+            loop copies all rows.
 
         Returns:
           The state after both, the worker's next view, and a report.
         """
-        of_any = [name for name in diagnostics.OF_ANY_COMMIT if name in self.diagnostics]
-        rate = {"learning_rate"} if diagnostics.NEED_RATE & {*of_any} else set()
-        observer = diagnostics.Observer({*self.diagnostics} - {*of_any} | rate)
         part = in_front(state.opt_state)
         if part is not None and part.error is None:
             gradient = gradient._replace(grads=part.read(gradient.grads, state.params))
-        taken = jnp.logical_and(commits, gradient.finite > 0)
+        taken = jnp.logical_and(is_commit, gradient.finite > 0)
         before = slots.begin_commit(state.opt_state, worker, own_rows)
-        ages = {"block_staleness": state.commits - state.read_at.value} if self.num_blocks else {}
-        updates, opt_state = self.update(gradient, before, state.params, worker, observe=observer, **ages)
+        updates, opt_state, measured = self._measured_update(state, gradient, before, worker)
+        check_unreserved(gradient.metrics, measured)
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
@@ -228,13 +225,6 @@ class Transition(WorkerStep):
         )
         dropped = taken & refused(state.opt_state, opt_state)
         applied = taken & ~dropped & self.is_sound(state._replace(opt_state=before), committed)
-        observed = observer.collected(besides=diagnostics.OF_ANY_COMMIT)
-        parts = (state.params, view, gradient.grads, updates, observed.get("learning_rate"))
-        observed = {name: value for name, value in observed.items() if name in self.diagnostics}
-        check_unreserved(observed, subject="the method observes quantities")
-        check_unreserved(observer.offered, of_any, subject="the method observes quantities")
-        measured = {name: diagnostics.OF_ANY_COMMIT[name](*parts) for name in of_any} | observed
-        check_unreserved(gradient.metrics, measured)
         report = CommitReport(
             loss=gradient.loss,
             staleness=state.commits - state.pulled_at.value,
@@ -244,9 +234,8 @@ class Transition(WorkerStep):
             metrics=gradient.metrics | measured,
         )
         # A rejected or dropped gradient uses up its step, a pull alone does not.
-        used, lost = (
-            jnp.asarray(flag, jnp.int32) for flag in (commits, jnp.logical_and(commits, ~(applied | dropped)))
-        )
+        used = jnp.asarray(is_commit, jnp.int32)
+        lost = jnp.where(applied | dropped, 0, used)
         left = state._replace(
             opt_state=counting_refusals(state.opt_state, opt_state, dropped),
             dropped=state.dropped + dropped,
@@ -256,15 +245,15 @@ class Transition(WorkerStep):
         state = slots.select(applied, committed, left, self.joined_bytes)
         params, opt_state, anchors = pull_with_anchors(state.opt_state, state.params, worker)
         model_state = slots.with_own_keys(state.model_state, worker)
-        view = KeptView(params, model_state, state.view.value.local, anchors)
+        pulled = KeptView(params, model_state, state.view.value.local, anchors)
         state = state._replace(
-            opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
+            opt_state=opt_state, view=_slot(pulled, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
             arrivals=state.arrivals + 1, read_at=self._read_at(state.commits),
         )  # fmt: skip
-        return state, self._sent(view, state.commits, opt_state), report
+        return state, self._sent(pulled, state.commits, opt_state), report
 
     def read(self, state: RunState, worker: jax.Array, blocks: jax.Array | int) -> RunState:
-        """Let a worker read some blocks of its view now: ``blocks`` is bool [B], or the number of one that is not traced.
+        """Let a worker read blocks of its view now; ``blocks`` is bool [B], or an int: the number of one block.
 
         The rest of its view, its model state, its anchors and the record of its pull stay as they are.
         """
@@ -301,13 +290,28 @@ class Transition(WorkerStep):
             after = kept("the state after update", after, opt_state)
         return updates, after
 
+    def _measured_update(self, state: RunState, gradient: Gradient, before: optax.OptState, worker: jax.Array) -> tuple:
+        """Return what :meth:`update` returns, and the requested diagnostics."""
+        of_any = [name for name in diagnostics.OF_ANY_COMMIT if name in self.diagnostics]
+        rate = {"learning_rate"} if diagnostics.NEED_RATE & {*of_any} else set()
+        observer = diagnostics.Observer({*self.diagnostics} - {*of_any} | rate)
+        ages = {"block_staleness": state.commits - state.read_at.value} if self.num_blocks else {}
+        updates, after = self.update(gradient, before, state.params, worker, observe=observer, **ages)
+        observed = observer.collected(besides=diagnostics.OF_ANY_COMMIT)
+        view = self.view_of(state).params
+        parts = (state.params, view, gradient.grads, updates, observed.get("learning_rate"))
+        observed = {name: value for name, value in observed.items() if name in self.diagnostics}
+        check_unreserved(observed, subject="the method observes quantities")
+        check_unreserved(observer.offered, of_any, subject="the method observes quantities")
+        return updates, after, {name: diagnostics.OF_ANY_COMMIT[name](*parts) for name in of_any} | observed
+
     def is_sound(self, before: RunState, after: RunState) -> jax.Array:
         """Return True if the commit that led to ``after`` ruined neither parameters nor states.
 
         A view that overflows is not judged here: the gradient at it is rejected if it is not finite.
         """
         parts = lambda state: (state.params, state.model_state, state.opt_state)
-        return stays_sound(parts(before), parts(after), after.params, self.joined_bytes)
+        return sound_or_unchanged(parts(before), parts(after), after.params, self.joined_bytes)
 
     def view_of(self, state: RunState) -> View:
         """Return the view of the worker whose slot is checked out."""
@@ -331,7 +335,7 @@ class Transition(WorkerStep):
         def average(c, w):
             if not jnp.issubdtype(c.dtype, jnp.inexact):
                 return w  # A mean of counters or keys would be no state of any worker.
-            # The mean with an infinity is that infinity, and not the difference of two.
+            # Where c is infinite the formula is NaN, and the mean is c.
             stays = (w == c) | (jnp.isinf(c) & jnp.isfinite(w))
             return jnp.where(stays, c, c + (w - c) / self.num_workers).astype(c.dtype)
 
@@ -414,7 +418,7 @@ def initial_state(
     num_workers = workers_of(tx, params) if num_workers is None else num_workers
     check_positive_int("num_workers", num_workers)
     transition = Transition(tx=tx, loss_fn=no_loss, num_workers=num_workers, local=local, num_blocks=num_blocks)
-    return transition.bind(params, model_state).init(params, model_state)
+    return transition.bind(params).init(params, model_state)
 
 
 _PROGRAMS, _SHAPES = Kept(), Kept()
@@ -430,12 +434,12 @@ def first_state(transition: Transition, params: PyTree, model_state: PyTree = ()
         return jax.tree.map(copied, transition.init(params, model_state))
 
     places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((params, model_state))]
-    if all(place is None or len(place.device_set) == 1 for place in places):  # Others decide where the state is.
+    if all(place is None or len(place.device_set) == 1 for place in places):
         try:
             return _PROGRAMS.get(transition, lambda: Program(begin))(params, model_state)
         except jax.errors.JAXTypeError:  # An `init` that cannot be traced.
             pass
-    return begin(params, model_state)
+    return begin(params, model_state)  # Not compiled, it puts the state where sharded parameters are.
 
 
 def first_shapes(transition: Transition, params: PyTree, model_state: PyTree = ()) -> RunState:

@@ -47,14 +47,14 @@ class Gradient(NamedTuple):
     metrics: dict[str, jax.Array]
     # 1 if loss, grads and model_state are finite, else 0; a float, so that it is packed with the rest.
     finite: jax.Array
-    losses: jax.Array | tuple = ()  # float [longest period]; those of the local steps, then zeros.
-    steps: jax.Array | tuple = ()  # Number of local steps, also a float.
+    losses: jax.Array | None = None  # float [longest period]; those of the local steps, then zeros.
+    steps: jax.Array | None = None  # Number of local steps, also a float.
     local: PyTree = ()  # State of the local optimizer after them.
 
     def losses_by_name(self) -> dict[str, Any]:
         """Return the extra arguments of a commit about losses: their mean, that of each local step, and the metrics."""
         common = {"value": self.loss, "metrics": self.metrics}
-        if isinstance(self.steps, tuple):
+        if self.steps is None:
             return common | {"local_losses": self.loss[None], "local_steps": jnp.int32(1)}
         return common | {"local_losses": self.losses, "local_steps": self.steps.astype(jnp.int32)}
 
@@ -85,7 +85,7 @@ class WorkerStep:
             view.params, view.model_state, batch, worker, step, view.anchors
         )
         # Workers check in parallel; at the central variable all others would wait for the check.
-        finite = all_finite((loss, grads)) & _stays_finite(view.model_state, model_state)
+        finite = all_finite((loss, grads)) & _finite_or_unchanged(view.model_state, model_state)
         return Gradient(loss, grads, model_state, metrics, finite.astype(loss.dtype))
 
     def _value_and_grad(
@@ -143,7 +143,7 @@ class WorkerStep:
         steps = jnp.maximum(batch.count, 1).astype(_at_least_single(losses.dtype))  # The count of a pull is 0.
         loss = (jnp.sum(losses.astype(steps.dtype)) / steps).astype(losses.dtype)
         finite = all_finite((loss, displacement))
-        finite &= _stays_finite((view.local, view.model_state), (state, model_state))
+        finite &= _finite_or_unchanged((view.local, view.model_state), (state, model_state))
         finite = finite.astype(losses.dtype)
         _, kinds = self._kinds(view, batch, worker)
         metrics = jax.tree.map(lambda total, m: (total / steps).astype(m.dtype), sums, kinds)
@@ -173,8 +173,8 @@ def all_finite(tree: PyTree) -> jax.Array:
 def _all(checks: list[jax.Array]) -> jax.Array:
     """Return True if all are True.
 
-    XLA:CPU fuses ``jnp.all`` into each array that is chosen by it, and compiles for minutes if there are hundreds of them; a
-    product it computes once.
+    XLA:CPU fuses ``jnp.all`` into each selection that depends on it, and compiles for minutes if there are hundreds of them. It
+    computes a product once.
     """
     failed = (~jnp.stack([jnp.array(True), *checks])).astype(jnp.float32)
     return jax.lax.platform_dependent(failed, cpu=lambda f: jnp.dot(f, f) == 0, default=lambda f: jnp.all(f == 0))
@@ -193,7 +193,7 @@ def _finite_by_product(array: jax.Array) -> jax.Array:
     return _finite(jnp.full(len(rows), 0.5 / len(rows), array.dtype) @ rows)
 
 
-def stays_sound(before: PyTree, after: PyTree, params: PyTree, joined_bytes: int = 0) -> jax.Array:
+def sound_or_unchanged(before: PyTree, after: PyTree, params: PyTree, joined_bytes: int = 0) -> jax.Array:
     """Return a bool scalar: True if no commit from ``before`` to ``after`` has ruined an array.
 
     An array is ruined if a number in it became NaN or infinite. In a tree like ``params`` (momenta, buffers) it is also
@@ -277,7 +277,7 @@ def _squares(array: jax.Array) -> jax.Array:
     return jnp.square(array.astype(_at_least_single(array.dtype)))
 
 
-def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
+def _finite_or_unchanged(before: PyTree, after: PyTree) -> jax.Array:
     """Return True if no number became NaN or infinite; what was so before, such as infinities of a mask, may stay."""
     if not (pairs := list(zip(_floats(before), _floats(after), strict=True))):
         return jnp.array(True)

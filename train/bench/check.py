@@ -74,7 +74,7 @@ def _simulated(kind: type[Transition], network: str, steps: int) -> Callable[[],
     """Make a function that measures the seconds per simulated commit of a network."""
     problem, trace = make_problem(network, BATCH_SIZE), gemjax.arrivals.Gamma(WORKERS).trace(steps)
     tx = gemjax.gem(1e-3, num_workers=WORKERS)
-    transition = kind(tx=tx, loss_fn=problem.loss_fn, num_workers=WORKERS).bind(problem.params, problem.model_state)
+    transition = kind(tx=tx, loss_fn=problem.loss_fn, num_workers=WORKERS).bind(problem.params)
     run_chunk = loops.compiled(transition, problem.batches, max(2, steps), 1, False)
     inputs = jax.device_put(loops.inputs(trace.events(), problem.batches, max(2, steps), 1))
     data = jax.device_put(problem.batches.data)

@@ -62,7 +62,7 @@ def measure(name: Any) -> CompiledCommit:
 
     def commit(shared: list, mine: list, gradient: Gradient, worker: jax.Array) -> tuple[list, list]:
         now = join(mine, shared)
-        now, _, _ = transition.commit_and_pull(now, transition.view_of(now).params, gradient, worker, now.step.value)
+        now, _, _ = transition.commit_and_pull(now, gradient, worker, now.step.value)
         mine, _, shared = slots.split(now)
         return shared, mine
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from gemjax.batches.base import RowsError
+from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware.packing import has_arrived
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLostError
@@ -17,7 +18,7 @@ from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.roster import INFINITY, Commit, Confirm, Dispatch, Interrupt, Pull, Read, Record, Roster
-from gemjax.engines.result import Callback, Evaluated, Progress, Result, RunFailedError, RunWarning
+from gemjax.engines.result import Callback, Evaluated, Progress, Result, RunFailedError
 from gemjax.engines.running.checkpoints.saving import Saving
 from gemjax.engines.running.evaluation import Evaluation, Evaluator
 from gemjax.engines.running.interrupts import Held

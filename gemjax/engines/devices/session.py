@@ -82,7 +82,7 @@ class Run(Options):
         on_host = lambda leaf: jax.device_put(leaf, host) if isinstance(leaf, jax.Array) else leaf
         with jax.default_device(host):
             params, model_state = jax.tree.map(on_host, (self.params, self.model_state))
-            transition = self.transition.bind(params, model_state)
+            transition = self.transition.bind(params)
             if self.state is None or self.recorded is None:
                 begin = first(transition, params, model_state)
             else:
@@ -156,7 +156,7 @@ def prepare(
         tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),
         average_model_state=average_model_state, local=local, num_blocks=num_blocks,
     )  # fmt: skip
-    shapes = lambda: first_shapes(transition.bind(params, model_state), params, model_state)
+    shapes = lambda: first_shapes(transition.bind(params), params, model_state)
     begun = saving.begin(state, shapes, host_devices()[0], in_files=in_files)
     evaluations = begun.evaluations if isinstance(begun, Result) else {}
     state, recorded, earlier = begin_from(begun, recorded if begun is state else None)

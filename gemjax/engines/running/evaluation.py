@@ -99,7 +99,7 @@ class Evaluator:
     """A thread that evaluates copies of the parameters on a device, one after the other; others wait in its queue.
 
     Args:
-      evaluation: the function.
+      evaluation: the evaluations of the run, whose function the thread calls.
       device: where it is called.
       wake: called when an evaluation has been made.
     """

@@ -178,10 +178,9 @@ def _one_by_one(
 ) -> Callable:
     def arrive(state: RunState, own_rows: list, data: PyTree, worker, step, commits, blocks, selection):
         def whole(state):
-            view = transition.view_of(state)
-            gradient = transition.gradient(view, batches.batch(data, selection), worker, step)
+            gradient = transition.gradient(transition.view_of(state), batches.batch(data, selection), worker, step)
             state, _, report = transition.commit_and_pull(
-                state, view.params, gradient, worker, step, commits if with_pulls else True, own_rows
+                state, gradient, worker, step, commits if with_pulls else True, own_rows
             )
             return state, report
 
@@ -225,9 +224,8 @@ def _in_windows(
 
         def arrive(mine, shared, own_rows, gradient, worker, step, commits, blocks):
             def whole(state):
-                params, commits_now = transition.view_of(state).params, commits if with_pulls else True
                 state, _, report = transition.commit_and_pull(
-                    state, params, gradient, worker, step, commits_now, own_rows
+                    state, gradient, worker, step, commits if with_pulls else True, own_rows
                 )
                 return state, report
 

@@ -210,7 +210,7 @@ def simulate(
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, diagnostics=names(diagnostics),
         average_model_state=average_model_state, local=local, num_blocks=trace.num_blocks or _blocks_of(state),
-    ).bind(params, model_state)  # fmt: skip
+    ).bind(params)  # fmt: skip
     state = saving.begin(state, lambda: _like(transition, params, model_state), default_device())
     evaluations = state.evaluations if isinstance(state, Result) else {}
     evaluation = Evaluation(evaluate, evaluate_every, len(trace), evaluations)

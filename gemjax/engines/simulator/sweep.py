@@ -207,7 +207,7 @@ def sweep(
             tx=_made(make, point), loss_fn=loss_fn, num_workers=num_workers, seed=seed,
             diagnostics=observed, average_model_state=average_model_state,
             local=local(**point) if callable(local) else local, num_blocks=traces[0].num_blocks,
-        ).bind(params, model_state)  # fmt: skip
+        ).bind(params)  # fmt: skip
 
     def begin(lane: Lane, params: PyTree, model_state: PyTree) -> RunState:
         state = transition(lane, params, model_state).init(params, model_state)

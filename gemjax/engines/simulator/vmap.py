@@ -31,13 +31,10 @@ def is_faithful(
         transition = make(given)
         store, join, shared = slots.split(state)
         mine = join(slots.take(store, worker), shared)
-        params = transition.view_of(mine).params
         gradient = transition.gradient(transition.view_of(mine), batches.batch(data, selection), worker, step)
         if not commits:
             return gradient
-        return transition.commit_and_pull(
-            mine, params, gradient, worker, step, True, transition.own_rows(state, worker)
-        )
+        return transition.commit_and_pull(mine, gradient, worker, step, True, transition.own_rows(state, worker))
 
     first = jax.tree.map(lambda column: column[0], (one.worker, one.step, selection))
     program = jax.make_jaxpr(arrive)(given, state, batches.data if own is None else own, *first)

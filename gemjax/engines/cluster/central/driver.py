@@ -100,8 +100,7 @@ class SharedCentral:
     def _report(self, state: RunState) -> dict[str, Any]:
         taken, transition = slots.take(state, 0), self.recipe.transition
         gradient = self.recipe.packers.gradients.unpack(self.recipe.packers.gradients.zeros())
-        view = transition.view_of(taken).params
-        named = numbers_of(transition.commit_and_pull(taken, view, gradient, jnp.int32(0), jnp.int32(0))[2])
+        named = numbers_of(transition.commit_and_pull(taken, gradient, jnp.int32(0), jnp.int32(0))[2])
         self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # Set by tracing.
         return packed_report(named)
 

@@ -123,9 +123,7 @@ class CommitPrograms:
         """Commit and pull, traced, on unpacked trees."""
         state, (worker, step, commits) = self.join(slot, shared), event
         read_at = {"read_at": state.read_at.value} if self._transition.num_blocks else {}
-        state, view, report = self._transition.commit_and_pull(
-            state, self._transition.view_of(state).params, gradient, worker, step, commits > 0
-        )
+        state, view, report = self._transition.commit_and_pull(state, gradient, worker, step, commits > 0)
         slot, _, shared = slots.split(state)
         named = numbers_of(report)
         self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # Set by tracing.

@@ -88,7 +88,7 @@ def bound(make):
     local = getattr(make, "local", None)
     transition = Transition(
         tx=make(WORKERS), loss_fn=loss_fn, num_workers=WORKERS, diagnostics=("gap", "update_norm"), local=local
-    ).bind(params, model_state)
+    ).bind(params)
     batches = as_batches(batches, WORKERS)
     batches = batches if local is None else LocalBatches(batches, local)
     return transition, batches, transition.init(params, model_state)
