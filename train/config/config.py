@@ -150,7 +150,7 @@ class Config(Scheduling, Common):
     compression: Literal["none", "bfloat16", "int8"] = "none"
     """Rounding of gradients on the network, with error feedback at the worker (`--engine cluster`)."""
     eval_every: int = 0
-    """Commits between two evaluations on the test set; 0: about 20 per run, in at most a fifth of its time on devices."""
+    """Commits between two evaluations on the test set; 0: about 20 per run, in about a fifth of its time on devices at most."""
     eval_seconds: float | None = None
     """Virtual seconds between two evaluations; a gradient takes one on average (`--engine simulate`)."""
     checkpoint_every: int = 0

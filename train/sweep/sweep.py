@@ -71,7 +71,8 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     argv, default = start_from(list(argv), swept=True)
     argv, is_printed = take_config(argv, Grid, "sweep")
     argv, resume = take_resume(argv)
-    begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
+    folder = SweepFolder.find(resume) if resume else None
+    begun = Grid.load(folder.grid) if folder else Grid.of(default)
     helptext.show(argv, USAGE, ABOUT, begun)
     if resume:
         check_resumed(list(given), default, begun)
@@ -85,7 +86,7 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     for cell in grid.cells:
         for point in grid.points(cell.method):
             make_method(grid.config(cell), **point)
-    return grid, SweepFolder.find(resume) if resume else SweepFolder.of(grid)
+    return grid, folder or SweepFolder.of(grid)
 
 
 @in_its_precision
