@@ -74,7 +74,7 @@ class SemiSynchronous:
     join, and all pull after the last commit. So no view is older than the previous meeting.
 
     Args:
-      model: how long one local step takes each worker, any other model of this module.
+      model: how long one local step takes each worker, any model of durations.
       period: τ ≥ 1, mean local steps per worker from one meeting to the next.
 
     Raises:

@@ -21,7 +21,7 @@ class Arrivals:
         check_positive_int("num_workers", self.num_workers)
 
     def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Return the first ``count`` durations of ``worker``, float64 [count], all positive; a larger count extends them."""
+        """Return the first ``count`` durations of ``worker``, float64 [count], finite and ≥ 0; a larger count extends them."""
         raise NotImplementedError
 
     def finishes(self, worker: int, durations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +98,7 @@ def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: 
     if drawn.shape != (count,) or not (drawn >= 0).all():
         found = f"a shape of {list(drawn.shape)}" if drawn.shape != (count,) else drawn[~(drawn >= 0)][0]
         raise ValueError(
-            f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, got "
+            f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} numbers ≥ 0, got "
             f"{found}; repeat what was measured, as np.resize(measured, count) does"
         )
     return drawn

@@ -14,7 +14,7 @@ from gemjax.protocol.trace import Draws, Trace
 
 @dataclasses.dataclass(frozen=True)
 class Slows:
-    """A slowdown: from ``at`` on a worker's gradients, with the current one, take ``factor`` times as long as in the model."""
+    """A slowdown: from ``at`` on, a worker takes ``factor`` times as long as in the model, also for its current gradient."""
 
     worker: int
     at: float
@@ -43,7 +43,8 @@ class Incidents(Around):
 
     Args:
       model: how long gradients take otherwise.
-      incidents: :class:`Slows`, :class:`Leaves` and :class:`Joins`, in any order; times in the units of the model.
+      incidents: :class:`Slows`, :class:`Leaves` and :class:`Joins`, in any order; times in the units of the model. A later
+        ``Slows`` replaces the factor of an earlier one; a factor of 1 ends the slowdown.
 
     Raises:
       ValueError: if the worker of an incident is out of range, a time is negative, a factor is not positive, or a worker

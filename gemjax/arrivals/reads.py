@@ -55,7 +55,7 @@ class Sweep(_Reads):
     Reductions: with one block or no span every run is that of ``model``, bit for bit.
 
     Args:
-      model: any model with a ``trace``, also one that must be outermost.
+      model: any model but :class:`Assigned` and :class:`SemiSynchronous`, also one that must be outermost.
       num_blocks: B, a positive int; :func:`gemjax.rules.spread_blocks` says which numbers a block has.
       span: s, from 0 to 1, default 1: the last block is read right before the commit.
 
@@ -115,9 +115,9 @@ class Scattered(_Reads):
 class Adversary(Around):
     """Another model in which worker 0 holds its gradient back until others have made τ commits.
 
-    The schedule of the lower bound of Alistarh et al. On x²/2, with :func:`gemjax.asgd` at rate α, the τ fresh commits of
-    another worker and then the old one make ((1 - α)^τ - α) x_0 of x_0. For large τ that is -α x_0, so the number of commits to
-    a given accuracy is proportional to τ.
+    This schedule proves the lower bound of Alistarh et al. On x²/2, with :func:`gemjax.asgd` at rate α, τ fresh commits of
+    another worker and then the old one take x_0 to ((1 - α)^τ - α) x_0. For large τ that is -α x_0, so the number of commits
+    to a given accuracy is proportional to τ.
 
     Args:
       model: how long workers compute, at least two of them.

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.rows import Epochs, check_plain
-from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, each
+from gemjax.batches.threads import READERS, SECONDS_AT_EXIT, each
 from gemjax.protocol import PyTree
 from gemjax.protocol.checks import check_range, fits, integer, shown
 
@@ -27,9 +27,9 @@ class FromSource(Wrapper):
 
     :func:`gemjax.run_on_devices` prefetches a worker's next batch in a thread while the worker computes the current one. A late
     batch delays its own worker only, and the policy's deadline starts when the batch has arrived. A failed read is retried as
-    often as the policy allows. Local steps on a :class:`gemjax.Stream`, and other rows that are ``shared``, are read in threads
-    but not prefetched, because the order of commits decides which worker gets which batch. :func:`gemjax.simulate` reads the
-    rows of a chunk while it computes the previous chunk.
+    often as the policy allows. The next batches of a :class:`gemjax.Stream` are prefetched, too, for whichever workers draw
+    them. Local steps on a stream, and other rows that are ``shared``, are read in threads but not prefetched.
+    :func:`gemjax.simulate` reads the rows of a chunk while it computes the previous chunk.
 
     Recipes for the datasets of other libraries follow. A row is a pytree of NumPy arrays, numbers, or tensors on the CPU. The
     loss function gets the rows of a batch stacked, in the same structure.
@@ -58,8 +58,8 @@ class FromSource(Wrapper):
     >>> batches = FromSource(dataset, batch_size=2)
 
     Args:
-      source: an object with ``len(source)`` and ``source[number]``, and preferably ``__getitems__(numbers)``, which reads a
-        batch at a time. The content of a row must depend on its number alone,
+      source: an object with ``len(source)`` and ``source[number]``, and preferably ``__getitems__(numbers)``, which gets a
+        list of row numbers and returns a list of those rows, unstacked. The content of a row must depend on its number alone,
         and be in arrays of its own: a buffer that is filled again changes rows of the same batch.
       batches: the order of the rows: batches whose ``data`` are ``np.arange(len(source))``, of gemjax or of a class of your
         own that derives from :class:`gemjax.batches.Rows`. Leave ``None`` when ``batch_size`` is given.
@@ -88,8 +88,9 @@ class FromSource(Wrapper):
     _: dataclasses.KW_ONLY
     batch_size: dataclasses.InitVar[int | None] = None
     seed: dataclasses.InitVar[int | None] = None
-    # Number and shapes of a row read, and the turns of those that read.
-    _known: dict = dataclasses.field(init=False, default_factory=dict)
+    # Number and shapes of the first row read, and, by the number of ``READERS``, the turns of further threads that read.
+    _first: list[tuple[int, PyTree]] = dataclasses.field(init=False, default_factory=list)
+    _turns: dict[int, threading.Semaphore] = dataclasses.field(init=False, default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FromSource):
@@ -127,30 +128,27 @@ class FromSource(Wrapper):
         distinct = list(dict.fromkeys(map(tuple, wanted)))
         if self.threads == 1:
             # A thread of an earlier run may still read, and the source may not be made for two.
-            with self._known.setdefault("alone", threading.Lock()):
+            with self._turns.setdefault(0, threading.Semaphore(1)):
                 batches = [read_rows(self.source, rows) for rows in distinct]
         elif len(distinct) == 1:
             batches = [read_rows(self.source, distinct[0])]
         else:
+            # The reads of one worker, which may never return, leave a thread to each of the others.
+            turns = threading.Semaphore(max(0, self.threads - READERS.get()))
+            turns = self._turns.setdefault(READERS.get(), turns)
             read = functools.partial(read_rows, self.source)
-            batches = each(read, distinct, self.threads, SECONDS_AT_EXIT, self._turns())
+            batches = each(read, distinct, self.threads, SECONDS_AT_EXIT, turns)
         for (number, *_), batch in zip(distinct, batches, strict=True):
             row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-            _check_alike(number, row, *self._known.setdefault("row", (number, row)))
+            if not self._first:
+                self._first.append((number, row))
+            _check_alike(number, row, *self._first[0])
         known = dict(zip(distinct, batches, strict=True))
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(known[tuple(one)] for one in wanted))
         return rows, np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
 
-    def _turns(self) -> threading.Semaphore:
-        """Return the turns of threads beside those that gather at the same time, each for a worker, which need none.
-
-        So the reads of one worker, which may never return, leave a thread to each of the others.
-        """
-        alike = ALIKE.get()
-        return self._known.setdefault(("turns", alike), threading.Semaphore(max(0, self.threads - alike)))
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_known": {name: kept for name, kept in self._known.items() if name == "row"}}
+        return self.__dict__ | {"_turns": {}}
 
 
 def _check_source(source: Any) -> None:
@@ -169,12 +167,9 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
     >>> read_rows([{"x": 1.0}, {"x": 2.0}, {"x": 3.0}], [2, 0])
     {'x': array([3., 1.])}
     """
-    if hasattr(source, "__getitems__"):
-        try:
-            rows = list(source.__getitems__(list(numbers)))
-        except Exception:  # One by one finds the row that failed; if none fails now, the rows are complete.
-            rows = [_read(source, number) for number in numbers]
-    else:
+    try:
+        rows = list(source.__getitems__(list(numbers)))
+    except Exception:  # One by one finds the row that failed; if none fails now, the rows are complete.
         rows = [_read(source, number) for number in numbers]
     arrays: list[PyTree] = []
     for number, row in zip(numbers, rows, strict=True):

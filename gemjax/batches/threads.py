@@ -14,12 +14,8 @@ from gemjax.protocol.compat import settings_here
 
 AT_MOST = 60.0  # Seconds; a gradient may take long.
 SECONDS_AT_EXIT = 5.0  # For a read, which may never return.
-
-
-# Threads that call the same function as the current one, each for a worker of its own.
-ALIKE: contextvars.ContextVar[int] = contextvars.ContextVar("ALIKE", default=1)
-
-
+# Number of threads that read, this one included, each for a worker of its own.
+READERS: contextvars.ContextVar[int] = contextvars.ContextVar("READERS", default=1)
 _all: weakref.WeakKeyDictionary[threading.Thread, float] = weakref.WeakKeyDictionary()
 _adding = threading.Lock()
 
@@ -94,7 +90,7 @@ class _Crew:
         self._settings = settings_here()  # Those of the calling thread: sources and programs compute with JAX.
 
     def help(self, turns: threading.Semaphore | None) -> None:
-        """Compute in another thread, which ends a turn."""
+        """Compute in another thread, and then release the turn that it took, if any."""
         try:
             self.work()
         finally:
@@ -134,7 +130,7 @@ def each(
       items: the items.
       threads: items to compute at a time, at most.
       seconds: time that the end of the interpreter waits for threads that still compute, at most.
-      turns: threads that all calls with them may have beside one each; by default only ``threads`` counts.
+      turns: a semaphore that limits the threads of all calls with it, beyond one each; by default ``threads`` alone limits.
 
     >>> each(lambda number: 10 * number, [1, 2, 3], threads=2)
     [10, 20, 30]

@@ -139,7 +139,7 @@ class Picture(Figure):
 
 
 def heading(figure: Figure, title: str, subtitle: str = "") -> None:
-    """Write what a figure shows above it, and below that its verdict or regime, each wrapped at the width of the figure.
+    """Write a title above a figure, and below the title a subtitle, both wrapped at the width of the figure.
 
     The figure needs a constrained layout, whose area shrinks by the height of the heading.
     """

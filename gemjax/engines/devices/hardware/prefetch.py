@@ -14,7 +14,7 @@ import numpy as np
 
 from gemjax.batches.base import RowsError, select
 from gemjax.batches.rows import any_worker_takes
-from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, no_threads, start_thread
+from gemjax.batches.threads import READERS, SECONDS_AT_EXIT, no_threads, start_thread
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.running.interrupts import Held
 from gemjax.protocol import PyTree
@@ -187,7 +187,7 @@ class Prefetcher:
         self._begun = True
 
     def _read_wanted(self) -> None:
-        ALIKE.set(self._threads)
+        READERS.set(self._threads)
         while (wanted := self._wanted.get()) is not None and not self._closed:
             key, future = wanted
             try:
