@@ -148,7 +148,7 @@ class ClusterPrograms(CentralPrograms):
                 calls = {worker: self.compute(worker, None)() for worker in waiting}
                 for worker, (reference, _) in calls.items():
                     try:
-                        with held.open():
+                        with held.interruptible():
                             _reply(reference)
                     except WorkerLostError:  # It leaves when it is dispatched.
                         del waiting[worker]

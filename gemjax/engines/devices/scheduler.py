@@ -62,7 +62,7 @@ class Scheduler:
         """Commit until the run is complete; return True if the callback ended it early."""
         policy, options = self.options.policy, self.options
         self.line.begin()
-        with self.held.open():
+        with self.held.interruptible():
             self.programs.warm_up()
             if self.evaluator is not None:
                 jax.block_until_ready(self.programs.copy())
@@ -84,7 +84,7 @@ class Scheduler:
             try:
                 stopped = self._loop()
             except BaseException:
-                with contextlib.suppress(Exception), self.held.open():
+                with contextlib.suppress(Exception), self.held.interruptible():
                     self.record_evaluations(wait=True)
                 raise
             self.line.end(self.history.commits, self.history.recent_loss)
@@ -136,7 +136,7 @@ class Scheduler:
             raise RunFailedError(failure[0]) from failure[1]
         now = time.perf_counter()
         wait = min(self.roster.timeout(now), max(0.0, self.call_at - now))
-        with self.held.open():
+        with self.held.interruptible():
             arrival = self.waiters.next(None if wait == INFINITY else wait)
         now = time.perf_counter()
         if arrival is not None and isinstance(arrival.error, WorkerLostError):
@@ -198,7 +198,7 @@ class Scheduler:
         worker, step, number = dispatch
         now = self.history.now()
         try:
-            with self.held.open():
+            with self.held.interruptible():
                 selection = self.programs.select(worker)
         except PeriodsEndError as end:
             return self.roster.ended(worker, end)
@@ -283,7 +283,7 @@ class Scheduler:
         self.history.read_all()
         if self.options.evaluation.is_missing(self.history.commits):
             self.evaluate()
-        with self.held.open():
+        with self.held.interruptible():
             self.record_evaluations(wait=True)
 
     def renew_view(self, act: Callable[..., None], note: Callable[[int], None], worker: int, *block: int) -> None:
@@ -326,7 +326,7 @@ class Scheduler:
     def save(self) -> None:
         """Save a checkpoint; the rows of evaluations before it are a part of it, so it waits for those under way."""
         with self.pausing():
-            with self.held.open():
+            with self.held.interruptible():
                 self.record_evaluations(wait=True)
             history, trace = self.history.history(), self.history.trace()
             evaluations = self.options.evaluation.columns()
@@ -351,5 +351,5 @@ class Scheduler:
                 evaluates=self.evaluator is not None,
             )
             self.evaluated.clear()
-            with self.held.open():
+            with self.held.interruptible():
                 return bool(callback(progress))

@@ -15,8 +15,8 @@ class Held:
     """Exceptions of signal handlers, such as that of Ctrl-C, held back while a commit is under way.
 
     A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()``
-    Python's handlers of ``ENDING`` are called at once. The first exception that one raises outside of :meth:`open` is raised by
-    the next :meth:`check` or :meth:`open`, or at the end; a second one at once. Only the main thread gets signals.
+    Python's handlers of ``ENDING`` are called at once. The first exception of a handler outside of :meth:`interruptible` waits
+    for the next :meth:`check` or :meth:`interruptible`, or the end; a second one is raised. Only the main thread gets signals.
 
     Args:
       said: sentence for standard error, behind the name of a signal whose exception is held back; empty for none.
@@ -24,9 +24,9 @@ class Held:
 
     def __init__(self, said: str = ""):
         self._said = said
-        self._opened = False
+        self._interruptible = False
         self._stop: BaseException | None = None  # What is held back.
-        self._raised: BaseException | None = None  # What was raised inside of the last `open`.
+        self._raised: BaseException | None = None  # What was raised inside of the last `interruptible`.
         self._before: dict[int, Callable] = {}
 
     def __enter__(self) -> Self:
@@ -38,7 +38,7 @@ class Held:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._opened = True  # A callback may have saved the handler, and may set it again later.
+        self._interruptible = True  # A callback may have saved the handler, and may set it again later.
         for number, before in self._before.items():
             if signal.getsignal(number) == self._on_signal:  # A callback may have set another one.
                 signal.signal(number, before)
@@ -55,31 +55,31 @@ class Held:
             raise stop
 
     def raise_again(self) -> None:
-        """Raise what a handler raised inside of the last :meth:`open`, if it did: an error from there may hide it."""
+        """Raise what a handler raised inside of the last :meth:`interruptible`, if it did: an error from there may hide it."""
         if self._raised is not None:
             raise self._raised
 
     def hold(self, error: BaseException) -> None:
-        """Hold back an exception that came out of :meth:`open`, if a handler raised it."""
+        """Hold back an exception that came out of :meth:`interruptible`, if a handler raised it."""
         if error is self._raised:
             self._stop = error
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Let handlers raise anywhere inside, where no commit is under way."""
         try:
-            self._opened, self._raised = True, None
+            self._interruptible, self._raised = True, None
             self.check()
             yield
         finally:
-            self._opened = False
+            self._interruptible = False
 
     def _on_signal(self, number: int, frame: Any) -> None:
         try:
             self._before[number](number, frame)
         except BaseException as stop:
-            if self._opened or self._stop is not None:
-                self._raised, self._stop = stop, None if self._opened else stop
+            if self._interruptible or self._stop is not None:
+                self._raised, self._stop = stop, None if self._interruptible else stop
                 raise
             self._stop = stop
             if self._said:

@@ -285,7 +285,7 @@ def simulate(
         )
         called_at, parts_given = commits, len(parts)
         evaluated.clear()
-        with held.open():
+        with held.interruptible():
             return bool(callback(made)) and commits < len(trace)
 
     def recent_loss() -> float:
@@ -294,7 +294,7 @@ def simulate(
 
     with Held("the simulation ends after the chunk in progress; again: at once, without its state") as held:
         try:
-            with held.open():
+            with held.interruptible():
                 width = width_for(events, batches)
                 cuts = chunks(events, width, [*calls, *due], done)
                 if window > 1 and cuts and not _is_faithful(transition, batches, events, state):
@@ -304,7 +304,7 @@ def simulate(
 
             def prepared(cut: tuple[int, int]) -> tuple:
                 try:
-                    with held.open():
+                    with held.interruptible():
                         return prepare(batches, events, width, window, cut)
                 except BaseException as error:
                     held.hold(error)  # For the chunk in progress, after which none may follow.

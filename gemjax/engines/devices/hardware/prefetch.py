@@ -76,7 +76,7 @@ class Selections:
             left = self._retries
             while True:
                 try:
-                    with held.open():
+                    with held.interruptible():
                         return read()
                 except Exception as error:
                     held.raise_again()
