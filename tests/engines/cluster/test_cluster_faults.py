@@ -109,7 +109,11 @@ def test_a_run_goes_on_while_a_worker_cannot_be_reached(cluster, faults, tmp_pat
     assert not kinds_of(events, 2)
 
 
-def test_a_run_without_an_address_listens_on_the_loopback_interface_only(cluster, faults, tmp_path, x64):
+@pytest.mark.parametrize("hosts", [None, 2])
+def test_a_run_without_an_address_listens_on_the_loopback_interface_only(
+    hosts, cluster, faults, tmp_path, x64, monkeypatch
+):
+    monkeypatch.setattr(cluster, "central_hosts", hosts)
     found = {}
 
     def callback(progress):

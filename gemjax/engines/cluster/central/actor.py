@@ -62,7 +62,7 @@ class CentralActor:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         bind_collectives(imported_ray().util.get_node_ip_address())
-        jax.distributed.initialize(address, hosts, host)
+        jax.distributed.initialize(address, hosts, host, coordinator_bind_address=address)
         self._host, devices = host, jax.devices()
         # The CPU devices of one process share its cores, so the world has one of each process.
         self._place: Place = tuple(
