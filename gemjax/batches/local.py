@@ -51,6 +51,11 @@ class LocalBatches(Wrapper):
         return dataclasses.replace(self, batches=self.batches._traced())
 
     @staticmethod
+    def count_of(selection: PyTree) -> int:
+        """Return the number of local steps in the selection of one commit."""
+        return int(selection[1])
+
+    @staticmethod
     def only(selection: PyTree, commits: np.ndarray) -> PyTree:
         """Return ``selection`` with no local steps for arrivals that do not commit."""
         first, count, chosen = selection

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
-from gemjax.engines.devices.hardware.central import COMMIT
+from gemjax.engines.devices.hardware.central import EXAMPLE_EVENT
 from gemjax.engines.simulator import loops
 from gemjax.engines.transition import Transition
 from train.bench.devices import parameters, programs_of
@@ -63,7 +63,7 @@ def _on_device(kind: type[Transition], size: int, steps: int) -> Callable[[], fl
 
     def once() -> float:
         began = time.perf_counter()
-        jax.block_until_ready(programs.central.commit(0, gradient, COMMIT))
+        jax.block_until_ready(programs.central.commit(0, gradient, EXAMPLE_EVENT))
         return time.perf_counter() - began
 
     count = max(3, steps * 160_000 // size)

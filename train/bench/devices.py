@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
-from gemjax.engines.devices.hardware.central import COMMIT
+from gemjax.engines.devices.hardware.central import EXAMPLE_EVENT
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.transition import Transition
 from gemjax.testing import Faults
@@ -305,7 +305,7 @@ def _pieces(programs: Programs, count: int) -> dict[str, list[float]]:
         gradient = timed("gradient program", programs.compute, 0, selection)
         timed("  of that, its dispatch on the host", programs.compute, 0, selection, wait=False)
         packed, _ = timed("transfer of the gradient", programs.bring, gradient)
-        view, report = timed("commit + pull program", programs.central.commit, 0, packed, COMMIT)
+        view, report = timed("commit + pull program", programs.central.commit, 0, packed, EXAMPLE_EVENT)
         timed("transfer of the view", programs.send, 0, view)
         timed("reading the report", programs.read, report, wait=False)
     return spent

@@ -165,7 +165,7 @@ class Actor:
         if interrupted():  # Before it began.
             found = None
         elif self._stepwise is not None:
-            found = self._stepwise(interrupted, int(selection[1]), arguments, *own)
+            found = self._stepwise(interrupted, LocalBatches.count_of(selection), arguments, *own)
         else:
             memory, self._memory = self._make_memory() if self._memory is None else self._memory, None
             found = jax.block_until_ready(self._compute(memory, *arguments, *own))

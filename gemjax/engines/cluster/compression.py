@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from gemjax.engines.devices.hardware.packing import pack_whole
+from gemjax.engines.devices.hardware.packing import packer_of
 from gemjax.engines.devices.hardware.programs.gradients import Packers, gradient_at
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.protocol.hooks import Sends
@@ -15,7 +15,7 @@ def packers_of_messages(packed_as: Packers, part: Sends, central: Place, largest
     """Return the packers with one of messages in place of that of gradients; ``part`` has shapes."""
     gradient = packed_as.gradients.example
     message, _ = jax.eval_shape(lambda part, grads: part.message(grads), part, gradient.grads)
-    return packed_as._replace(gradients=pack_whole(gradient._replace(grads=message), central, largest))
+    return packed_as._replace(gradients=packer_of(gradient._replace(grads=message), central, largest))
 
 
 def packed_message(gradient: Callable, batches: Any, packed_as: Packers) -> Callable:

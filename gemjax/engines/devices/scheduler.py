@@ -336,13 +336,14 @@ class Scheduler:
     def call(self, callback: Callback) -> bool:
         """Call the callback; return True if it ends the run."""
         with self.pausing():
+            params, model_state = self.programs.central.params()
             progress = Progress(
                 commits=self.history.commits,
                 total=self.options.num_commits,
                 rejected=self.history.rejected,
                 dropped=self.history.dropped,
-                params=self.programs.params,
-                model_state=self.programs.model_state,
+                params=params,
+                model_state=model_state,
                 state=self.programs.gather,
                 trace=self.history.trace,
                 history=self.history.history(new=True),

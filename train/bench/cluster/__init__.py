@@ -172,7 +172,7 @@ def _pieces(ray: Any, cluster: gemjax.Cluster, params: PyTree, count: int) -> di
         spent.setdefault("  in the worker: gradient", []).append(gradient.seconds)
         timed("  for comparison, a copy of the view to a device", lambda: jax.device_put(view, may_alias=False))
         brought = timed("gradient to the central device", lambda gradient=gradient: programs.bring(gradient))
-        timed("commit + pull program", lambda brought=brought: (programs.commit(0, brought), programs.params))
+        timed("commit + pull program", lambda brought=brought: (programs.commit(0, brought), programs.central.params()))
         timed("delivery of the view", lambda: programs.deliver(0))
         del reply, gradient, brought  # Frees the objects.
     programs.close()

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.engines.devices.hardware.packing import Packed, Packer, numbers_of, packed_report, with_outcome
+from gemjax.engines.devices.hardware.packing import Packed, Packer, numbers_of, outcome_of, packed_report, with_outcome
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
 from gemjax.engines.programs import Kept, Program
 from gemjax.engines.running import keys
@@ -26,15 +26,15 @@ def event_of(worker: int, step: int, *, commits: bool = True) -> np.ndarray:
     return np.array((worker, step, commits), np.int32)
 
 
-COMMIT = event_of(0, 0)
+EXAMPLE_EVENT = event_of(0, 0)
 
 
 class CommitPrograms:
     """The compiled programs of a central variable, which hold no array of a run.
 
     A commit receives the shared state and the slot of its worker, and donates both. Every array that goes in or out costs the
-    scheduler's thread some microseconds, so small leaves are packed between commits, and the program unpacks them. A leaf
-    other than PRNG keys stays apart
+    scheduler's thread some microseconds, so small leaves are packed between commits, and the program unpacks them. PRNG keys
+    are always packed; any other leaf stays apart
 
     - if it is larger than ``SMALL``: copying it into the vector takes longer than passing it (on a CPU 30 leaves of 32 KiB took
       as long either way; smaller ones were faster in a vector, and larger ones slower);
@@ -47,14 +47,14 @@ class CommitPrograms:
       place: the devices of the central variable.
       view: packs what :attr:`commit` returns for the worker.
       gradient: packs the gradients that are committed.
-      keeps_local: True if workers have a local optimizer, so that the worker receives a number besides its next view: 1 if
-        the commit was applied.
+      keeps_local: True if workers have a local optimizer with state; the worker then receives a number besides its next view: 1
+        if the commit was applied.
       lend: True if arrays of a view that :attr:`commit` returns may be those of the worker's slot, instead of copies; its next
         commit overwrites them.
 
     Attributes:
       reported: names of the numbers of a report, in order, with their dtypes.
-      lent: per array of a view that is apart, the index of the array of the slot which it is; ``None`` for one of its own.
+      lent: per apart leaf of a view, its index among the apart leaves of the slot; ``None`` if the slot does not have it.
       reads: per block after the first, if workers read block by block, the program by which a worker reads it again; that of
         the last block returns the view.
     """
@@ -68,12 +68,12 @@ class CommitPrograms:
             transition = dataclasses.replace(transition, joined_bytes=SMALL)
         self._transition, self._outcome = transition, functools.partial(with_outcome, keeps_local=keeps_local)
         slot, self.join, shared = slots.split(jax.eval_shape(lambda state: slots.take(state, 0), state))
-        step = jax.jit(self._step, inline=True)  # So that it is traced once.
+        step = jax.jit(self._step, inline=True)  # Traced once, which sets reported and _kept.
         nothing = jax.eval_shape(gradient.zeros)
-        after = jax.eval_shape(step, shared, slot, jax.eval_shape(gradient.unpack, nothing), COMMIT)
+        after = jax.eval_shape(step, shared, slot, jax.eval_shape(gradient.unpack, nothing), EXAMPLE_EVENT)
         self.shared, self.slot = self._packer(shared, after[0]), self._packer(slot, after[1])
-        apart = self.slot.alone(range(len(jax.tree.leaves(slot)))) if lend else []
-        self.lent = [apart.index(leaf) if leaf in apart else None for leaf in view.alone(self._kept)]
+        apart = self.slot.apart_of(range(len(jax.tree.leaves(slot)))) if lend else []
+        self.lent = [apart.index(leaf) if leaf in apart else None for leaf in view.apart_of(self._kept)]
 
         def commit(shared, slot, packed, event):
             shared, slot, sent, report = step(*self._unpack(shared, slot), gradient.unpack(packed), event)
@@ -90,7 +90,7 @@ class CommitPrograms:
             slot = self.slot.pack(slots.split(state)[0])
             if block < transition.num_blocks - 1:
                 return [slot]
-            applied = view.parts(vectors)[-1] > 0 if keeps_local else jnp.array(False)
+            applied = outcome_of(view, vectors) > 0 if keeps_local else jnp.array(False)
             return [slot, own(view.pack(self._outcome(transition.view_of(state), applied)))]
 
         def first_view(shared, slot):
@@ -105,14 +105,14 @@ class CommitPrograms:
         options, of_view, of_read = {}, {}, {}
         if isinstance(place, tuple):
             of_view["out_shardings"] = self.shardings(jax.eval_shape(first_view, *packed))
-            *trees, _ = jax.eval_shape(commit, *packed, nothing, COMMIT)
+            *trees, _ = jax.eval_shape(commit, *packed, nothing, EXAMPLE_EVENT)
             options["out_shardings"] = (*map(self.shardings, trees), whole(place))
             of_read = {
                 block: {"out_shardings": list(map(self.shardings, trees[1 : 2 + (block == transition.num_blocks - 1)]))}
                 for block in range(1, transition.num_blocks)
             }
         self.first_view = Program(first_view, **of_view)
-        # Lent memory is not read by most methods, but holds the next view.
+        # Most methods do not read the last view in the slot, but its donated memory holds the next one.
         self.commit = Program(commit, donate_argnums=(0, 1), keep_unused=lend, **options)
         self.reads = [
             Program(functools.partial(read, block=block), donate_argnums=1, **of_read.get(block, {}))
@@ -126,11 +126,11 @@ class CommitPrograms:
         state, view, report = self._transition.commit_and_pull(state, gradient, worker, step, commits > 0)
         slot, _, shared = slots.split(state)
         named = numbers_of(report)
-        self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # Set by tracing.
+        self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}
         sent = self._outcome(view, report.applied)
         # Which leaf of the slot each leaf of the view is: from JAX 0.11.2 on the caller of a jitted function cannot see it.
         kept = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(slot))}
-        self._kept = [kept.get(id(leaf)) for leaf in jax.tree.leaves(sent)]  # Set by tracing.
+        self._kept = [kept.get(id(leaf)) for leaf in jax.tree.leaves(sent)]
         return shared, slot, sent, packed_report(named) | read_at
 
     def _packer(self, tree: PyTree, after: PyTree) -> Packer:
@@ -142,9 +142,7 @@ class CommitPrograms:
             is_large = leaf.size * leaf.dtype.itemsize > SMALL
             return is_large or is_cut(self.place, leaf.shape) or after.weak_type
 
-        return Packer(
-            tree, [is_apart(*pair) for pair in zip(jax.tree.leaves(tree), jax.tree.leaves(after), strict=True)]
-        )
+        return Packer(tree, jax.tree.leaves(jax.tree.map(is_apart, tree, after)))
 
     def _unpack(self, shared: Packed, slot: Packed) -> tuple[list, list]:
         return self.shared.unpack(shared), self.slot.unpack(slot)
@@ -211,7 +209,7 @@ class Central:
         """
         self.shared, slot, view, report = self._commit(self.shared, self.slots[worker], packed, event)
         self.slots[worker] = slot
-        # A GPU would take 0.3 ms for the copy if it began when the report is read, where an error is raised again.
+        # On a GPU, a copy that began when the report is read would take 0.3 ms. An error is raised again there.
         with contextlib.suppress(Exception):
             for vector in report.values():
                 vector.copy_to_host_async()
@@ -232,11 +230,11 @@ class Central:
     def warm_up(self, packed: Packed) -> None:
         """Compile the commit, or find the program, by a call on a copy of the state."""
         scratch = jax.tree.map(jnp.copy, (self.shared, self.slots[0]))
-        self._commit = self.programs.commit.at(*scratch, packed, COMMIT)
-        shared, slot, view, _ = jax.block_until_ready(self._commit(*scratch, packed, COMMIT))
+        self._commit = self.programs.commit.at(*scratch, packed, EXAMPLE_EVENT)
+        shared, slot, view, _ = jax.block_until_ready(self._commit(*scratch, packed, EXAMPLE_EVENT))
         for block, program in enumerate(self.programs.reads):
-            self._reads[block] = program.at(shared, slot, view.vectors, COMMIT)
-            slot, *_ = jax.block_until_ready(self._reads[block](shared, slot, view.vectors, COMMIT))
+            self._reads[block] = program.at(shared, slot, view.vectors, EXAMPLE_EVENT)
+            slot, *_ = jax.block_until_ready(self._reads[block](shared, slot, view.vectors, EXAMPLE_EVENT))
 
     def params(self) -> tuple[PyTree, PyTree]:
         """Return parameters and model state; valid until the next commit."""

@@ -58,9 +58,9 @@ class Packer:
             if not apart:
                 # A weak dtype becomes a strong one.
                 by_dtype.setdefault(dtype, []).append(jnp.ravel(leaf).astype(dtype))
-        return Packed({dtype: jnp.concatenate(parts) for dtype, parts in by_dtype.items()}, self.alone(leaves))
+        return Packed({dtype: jnp.concatenate(parts) for dtype, parts in by_dtype.items()}, self.apart_of(leaves))
 
-    def alone(self, values: Iterable[Any]) -> list[Any]:
+    def apart_of(self, values: Iterable[Any]) -> list[Any]:
         """Return those of ``values``, one per leaf, whose leaves stay apart."""
         return [value for value, apart in zip(values, self._apart, strict=True) if apart]
 
@@ -88,7 +88,7 @@ class Packer:
         return keys.as_keys(jax.tree.unflatten(self._treedef, leaves), self.example)
 
 
-def pack_whole(tree: PyTree, central: Place, largest: float = math.inf) -> Packer:
+def packer_of(tree: PyTree, central: Place, largest: float = math.inf) -> Packer:
     """Return a packer of all leaves except those that are cut over the devices of ``central`` or exceed ``largest`` bytes."""
 
     def is_apart(leaf):
@@ -109,12 +109,17 @@ def send(packed: Packed, place: Place) -> Packed:
 
 
 def with_outcome(view: View, applied: jax.Array, keeps_local: bool) -> tuple[View, Any]:
-    """Return a view, and, if its worker has a local optimizer, 1 if the worker's last commit was applied, else 0.
+    """Return a view, and, if its worker has a local optimizer with state, 1 if the worker's last commit was applied, else 0.
 
     The numbers are floats, so that they are packed with the rest; that of commits is exact up to 16 million in float32.
     """
     commits = jax.tree.map(lambda count: count.astype(jnp.result_type(float)), view.commits)
     return view._replace(commits=commits), applied.astype(jnp.result_type(float)) if keeps_local else ()
+
+
+def outcome_of(view: Packer, vectors: dict[str, Any]) -> jax.Array:
+    """Return the number that :func:`with_outcome` adds to a view, from the vectors of the packed view."""
+    return view.parts(vectors)[-1]
 
 
 # Numbers of a commit's report besides metrics; counts of commits are exact in float32 up to 16 million.
@@ -164,6 +169,5 @@ def _vector_of(name: str, kind: Any, common: Any) -> str:
     if jnp.issubdtype(kind, jnp.integer):
         is_exact = jnp.iinfo(kind).bits <= jnp.finfo(common).nmant
     else:
-        mine, others = jnp.finfo(kind), jnp.finfo(common)
-        is_exact = mine.nmant <= others.nmant and mine.bits <= others.bits
+        is_exact = jnp.finfo(kind).nmant <= jnp.finfo(common).nmant
     return FLOATS if is_exact else np.dtype(kind).name

@@ -48,11 +48,9 @@ class Placement:
 
     def _check_overlap(self):
         """Refuse tuples that overlap in part: their collectives wait for each other if the devices order them differently."""
+        names = [*(f"worker {w}" for w in range(len(self.workers))), "central"]
         groups: dict[frozenset, str] = {}
-        for name, place in (
-            *((f"worker {w}", place) for w, place in enumerate(self.workers)),
-            ("central", self.central),
-        ):
+        for name, place in zip(names, (*self.workers, self.central), strict=True):
             groups.setdefault(frozenset(devices_of(place)), name)
         for (one, name), (other, other_name) in itertools.combinations(groups.items(), 2):
             if one & other and not (one <= other or other <= one):
@@ -102,9 +100,8 @@ def place(
       devices: default ``jax.local_devices()``.
       central_devices: number of devices over which the central variable is sharded, positive, default 1; with
         ``"dedicated"`` the last ones, with ``"colocated"`` the first.
-      worker_devices: number of devices per worker, which share each of its batches; positive, default 1. If it does not
-        divide the rows of a batch, each device computes all of it. Remaining devices have no worker; evaluations use the
-        first of them.
+      worker_devices: number of devices per worker, which share each of its batches if it divides the rows; positive, default
+        1. Remaining devices have no worker; evaluations use the first of them.
 
     Raises:
       ValueError: if there are no workers, the choice is unknown, or there are not enough devices.
@@ -150,9 +147,8 @@ def place(
         home = tuple(devices[:central_devices])
     else:
         devices, home = devices[:-central_devices], tuple(devices[-central_devices:])
-    slices = [
-        tuple(devices[i : i + worker_devices]) for i in range(0, len(devices) - worker_devices + 1, worker_devices)
-    ]
+    starts = range(0, len(devices) - worker_devices + 1, worker_devices)
+    slices = [tuple(devices[i : i + worker_devices]) for i in starts]
     workers = tuple(slices[w % len(slices)] for w in range(num_workers))
     return Placement(workers, home, spare(workers, home, given))
 

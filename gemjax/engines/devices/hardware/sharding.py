@@ -34,7 +34,7 @@ def in_parts(place: Place, shape: tuple[int, ...]) -> Sharding:
     True
     """
     axis = cut_along(shape, len(devices_of(place)))
-    if axis is None or not isinstance(place, tuple):
+    if axis is None:
         return whole(place)
     return NamedSharding(_mesh(place), PartitionSpec(*[AXIS if i == axis else None for i in range(len(shape))]))
 
@@ -60,7 +60,7 @@ def shardings(place: Place, tree: PyTree) -> PyTree:
 
 
 def split_batch(place: Place | None, batch: PyTree) -> PyTree:
-    """Let each device of ``place`` compute a part of the batch, if its rows can be divided; traced."""
+    """Let each device of ``place`` compute a part of the batch, or all of it if its rows cannot be divided; traced."""
     if not isinstance(place, tuple):
         return batch
     if isinstance(batch, Minibatches):  # The batches of local steps.

@@ -15,7 +15,7 @@ from methods.rows import KINDS
 import gemjax
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.devices.hardware.central import COMMIT
+from gemjax.engines.devices.hardware.central import EXAMPLE_EVENT
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.programs import Program
@@ -103,9 +103,9 @@ def test_gradients_commits_and_pulls_lower_for_accelerators(make):
     data = programs._data[place] if data is None else data
     worker = programs.view(0), programs._local[0]
     gradient = central.no_gradient()
-    assert exported(programs._compute[place], *worker, data, selection, COMMIT) == PLATFORMS
+    assert exported(programs._compute[place], *worker, data, selection, EXAMPLE_EVENT) == PLATFORMS
     assert exported(programs._settle, *worker, worker[1]) == PLATFORMS
-    assert exported(central._commit, central.shared, central.slots[0], gradient, COMMIT) == PLATFORMS
+    assert exported(central._commit, central.shared, central.slots[0], gradient, EXAMPLE_EVENT) == PLATFORMS
     assert exported(central.programs.first_view, central.shared, central.slots[0]) == PLATFORMS
 
 
@@ -146,4 +146,4 @@ def test_views_have_buffers_of_their_own(make, home, central_devices):
         assert len(buffers((central.shared, central.slots))) >= central_devices
         assert not buffers(views) & buffers((central.shared, central.slots))
         gradient, _ = programs.bring(programs.compute(0, programs.select(0)))
-        views = [central.commit(0, gradient, COMMIT)[0]]
+        views = [central.commit(0, gradient, EXAMPLE_EVENT)[0]]

@@ -28,7 +28,7 @@ class CentralPrograms(abc.ABC):
     """Commits at the central variable and the pulls that follow, for workers on any transport.
 
     Views and gradients are one vector per dtype, so that a transfer is one call. Arrays that are cut over the devices of the
-    central variable are apart, each part on its device. A subclass defines ``send``, which sends a packed view to its worker.
+    central variable are apart, each part on its device.
 
     Args:
       transition: the run's transition, bound.
@@ -73,7 +73,7 @@ class CentralPrograms(abc.ABC):
         self._keeps_local = bool(jax.tree.leaves(locals_))
         self._undelivered: dict[int, Packed] = {}  # Pulled views on the devices of the central variable.
         state = without_numbers(state._replace(view=Slots(state.view.value._replace(local=()), self.num_workers)))
-        # What is known of a run with the same functions on the same devices, whose arrays have the same kinds.
+        # What earlier runs have made for the same functions and devices, and for arrays of the same kinds.
         same = transition, batches._traced(), tuple(placement.workers), self._cut_over
         self._known = KNOWN.get(same, dict, (state, self._local[0], example, batches.data))
         packed_as = functools.partial(self._packers, transition, batches, state, example)
@@ -235,14 +235,6 @@ class CentralPrograms(abc.ABC):
     @property
     def _central_in_words(self) -> str:
         return f"the central variable's devices ({self.placement.names()['central']})"
-
-    @property
-    def params(self) -> PyTree:
-        return self.central.params()[0]
-
-    @property
-    def model_state(self) -> PyTree:
-        return self.central.params()[1]
 
     def copy(self) -> tuple[PyTree, PyTree]:
         """Return a copy of parameters and model state on the evaluator; later commits leave it alone."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.devices.hardware.central import event_of
-from gemjax.engines.devices.hardware.packing import Packer, pack_whole
+from gemjax.engines.devices.hardware.packing import Packer, packer_of
 from gemjax.engines.devices.hardware.sharding import Place, split_batch
 from gemjax.engines.programs import Program
 from gemjax.engines.worker import WorkerStep
@@ -31,7 +31,7 @@ def packers(
     data = batches.data if data is None else data
     compute = functools.partial(gradient_at, step.gradient, batches, None)
     shapes = jax.eval_shape(compute, view[0], local, data, selection, event_of(0, 0))
-    return Packers(pack_whole(view, central, largest), pack_whole(shapes._replace(local=()), central, largest))
+    return Packers(packer_of(view, central, largest), packer_of(shapes._replace(local=()), central, largest))
 
 
 def packed_gradient(gradient: Callable, batches: Any, packed_as: Packers) -> Callable:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from gemjax.batches.local import LocalBatches
 from gemjax.batches.threads import SECONDS_AT_EXIT, each
 from gemjax.engines.devices.hardware.central import event_of
 from gemjax.engines.devices.hardware.packing import Packed, send
@@ -25,8 +26,7 @@ class Programs(CentralPrograms):
     """Programs for gradients on the workers' devices, and for commits on those of the central variable.
 
     Args:
-      transition: the run's transition, bound.
-      batches, placement, state: its batches, its devices, and the state to begin with.
+      transition, batches, placement, state: as for :class:`CentralPrograms`.
       retries: attempts after the first one to read a batch before the run.
       interruptible: True if local steps are to end early when asked (:meth:`interrupt`).
     """
@@ -62,9 +62,8 @@ class Programs(CentralPrograms):
     def warm_up(self) -> None:
         """Compile all programs: those of the workers, one per device, and the commit.
 
-        The first batches are read in parallel. Programs are compiled in parallel on CPU devices, but in turn on accelerators,
-        where parallel compilation can deadlock as it tries variants, and if workers share devices with other groups, where
-        collectives can deadlock.
+        First batches are read in parallel. Programs are compiled in parallel too, except on accelerators, where autotuning in
+        two threads can deadlock, and on groups of devices that overlap, where collectives can.
         """
         first = {device: worker for worker, device in reversed(list(enumerate(self.placement.workers)))}
         batches = {}
@@ -115,7 +114,7 @@ class Programs(CentralPrograms):
         if not isinstance(compute, Stepwise):
             return compute(*arguments)
         self._interrupted[worker] = interrupted = threading.Event()
-        return lambda: compute(interrupted.is_set, int(selection[1]), arguments)
+        return lambda: compute(interrupted.is_set, LocalBatches.count_of(selection), arguments)
 
     def interrupt(self, worker: int) -> None:
         self._interrupted[worker].set()
