@@ -205,7 +205,7 @@ def _new_values(evaluate: Evaluate | str, progress: Progress) -> list[tuple[floa
         if not np.any(progress.history.get("applied", False)):  # No commit was applied since the last call.
             return []
         return [(_value(evaluate, progress), Evaluated(progress.commits, progress.params, progress.model_state))]
-    # Without evaluate= those that are known are of the run that is continued.
+    # A run without evaluate= has only the evaluations of the run that it continues.
     names = sorted(progress.evaluations) if progress.evaluates else []
     if evaluate not in names and (names or not progress.evaluates):
         raise ValueError(

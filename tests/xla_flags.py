@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 # With the older emitters a file of tests takes 0.6 of the time (JAX 0.10), and half of that without LLVM's optimizations. A
-# program that is not divided into parts for several threads to compile takes a tenth less of both cores.
+# program that is not divided among threads takes a tenth less processor time to compile.
 FASTER = {
     "--xla_cpu_use_fusion_emitters": "false",
     "--xla_backend_optimization_level": "0",

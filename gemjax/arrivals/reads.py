@@ -55,7 +55,8 @@ class Sweep(_Reads):
     Reductions: with one block or no span every run is that of ``model``, bit for bit.
 
     Args:
-      model: any model but :class:`Assigned` and :class:`SemiSynchronous`, also one that must be outermost.
+      model: any model but :class:`Assigned`, :class:`SemiSynchronous` and those of this module, also one that must be
+        outermost.
       num_blocks: B, a positive int; :func:`gemjax.rules.spread_blocks` says which numbers a block has.
       span: s, from 0 to 1, default 1: the last block is read right before the commit.
 

@@ -88,8 +88,9 @@ class FromSource(Wrapper):
     _: dataclasses.KW_ONLY
     batch_size: dataclasses.InitVar[int | None] = None
     seed: dataclasses.InitVar[int | None] = None
-    # Number and shapes of the first row read, and, by the number of ``READERS``, the turns of further threads that read.
+    # Number and shapes of the first row read.
     _first: list[tuple[int, PyTree]] = dataclasses.field(init=False, default_factory=list)
+    # Turns of further threads that read, by the number of ``READERS``; by 0 the lock of a single thread.
     _turns: dict[int, threading.Semaphore] = dataclasses.field(init=False, default_factory=dict)
 
     def __eq__(self, other: object) -> bool:

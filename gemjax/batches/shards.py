@@ -59,7 +59,9 @@ class Shards(OwnEpochs):
         check_positive_int("num_workers", num_workers)
         num_rows, batch_size = count_rows(data), integer("batch_size", batch_size, 1)
         if labels is None and concentration is not None:
-            raise ValueError("concentration is that of the classes in labels=, which is missing; give both or neither")
+            raise ValueError(
+                "concentration is that of the classes in labels=, which is missing; give labels=, or leave it out"
+            )
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, num_workers))))
         if rows is not None:
             self.rows = _partition(rows, num_rows, num_workers)

@@ -130,7 +130,8 @@ def each(
       items: the items.
       threads: items to compute at a time, at most.
       seconds: time that the end of the interpreter waits for threads that still compute, at most.
-      turns: a semaphore that limits the threads of all calls with it, beyond one each; by default ``threads`` alone limits.
+      turns: a semaphore of all calls that share their threads. The first thread of a call takes no turn. By default ``threads``
+        alone limits.
 
     >>> each(lambda number: 10 * number, [1, 2, 3], threads=2)
     [10, 20, 30]

@@ -229,8 +229,8 @@ def warn_at_the_end(result: Result, stacklevel: int, *, refused: int | None = No
     """Warn of a run at whose end the loss has exploded, or most commits were rejected.
 
     Commits whose state would overflow are rejected one by one, so a diverged run can end with finite parameters. An applied
-    commit between rejections lets a run go on. ``refused`` is the number of last commits of which a run warns if the method
-    refused them all. With ``barrier``, warn as well if the method is defined in rounds and the run was not in rounds.
+    commit between rejections lets a run go on. Warn if the method refused each of the last ``refused`` commits.
+    With ``barrier``, warn as well if the method is defined in rounds and the run was not in rounds.
     """
     if not (columns := result.history):
         return

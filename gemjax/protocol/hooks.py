@@ -197,7 +197,7 @@ class LookAhead(NamedTuple):
     distance: jax.Array  # float []; the learning rate of the last commit times the number of velocities.
 
     def length(self) -> jax.Array:
-        """Return the diagnostic ``look_ahead``, a mean over the numbers that the rule sees."""
+        """Return the diagnostic ``look_ahead``, a root mean square over the numbers that the rule sees."""
         return jnp.abs(self.distance) * diagnostics.rms(self.velocity)
 
     def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:

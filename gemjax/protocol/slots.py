@@ -173,7 +173,7 @@ def begin_commit(tree: PyTree, worker: Any = None, own_rows: list | None = None)
     """Return ``tree`` with :class:`SharedRows` whose write can be undone.
 
     A compiled loop that reads a row right before it writes that row copies all rows. It gives ``own_rows`` instead, which it
-    has read right after the commit before (:func:`read_own_rows`).
+    has read right after the previous commit (:func:`read_own_rows`).
     """
     rows = iter(own_rows or [])
 

@@ -255,7 +255,7 @@ def _begins_like_an_event(line: bytes) -> bool:
 def _cut_at(path: str | os.PathLike) -> int | None:
     """Return the size of a log without the text after its last line break, to which an event would be appended.
 
-    ``None`` if there is no such text, or if it is no line of a log: the reader refuses it.
+    ``None`` if there is no such text.
 
     Raises:
       ValueError: if the file does not begin like a log.
@@ -269,7 +269,7 @@ def _cut_at(path: str | os.PathLike) -> int | None:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - LONGEST_LINE))
         last = file.read().rpartition(b"\n")[2]
-    return size - len(last) if last and _begins_like_an_event(last) else None
+    return size - len(last) if last else None
 
 
 def rounded(value: float) -> float | None:

@@ -23,7 +23,8 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
     Args:
       path: what to lock.
       flags: those of ``os.open``.
-      strict: True to raise errors of locking other than those of a file system without locks; False to go on without a lock.
+      strict: True to raise errors of locking other than those of a file system without locks; False to go
+        on without a lock after any error but ``BlockingIOError``.
 
     Returns:
       The argument of :func:`unlock`, a number that no other lock gets.

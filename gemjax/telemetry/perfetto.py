@@ -25,8 +25,8 @@ def chrome_trace(
     Every worker has a track. A slice ``gradient`` extends from dispatch to ready (with ``waits for its view`` inside it, if the
     worker waits), a slice ``commit wait`` from there to the commit. Instants are dropped and rejected gradients, and the events
     fault, interrupt, hang, late, retire, end, leave, join and idle. The loss and the staleness of commits are counters.
-    Callbacks are slices on the track of the central variable; evaluations have a track of their own, the last. Times are in
-    microseconds; one unit of virtual time is shown as a second.
+    Pauses for callbacks and checkpoints are slices on the track of the central variable; evaluations have a track of their own,
+    the last. Times are in microseconds; one unit of virtual time is shown as a second.
 
     Args:
       source: as for :func:`gemjax.summarise`.

@@ -22,11 +22,12 @@ class Summary:
       colocated: True if the central variable shares a device with a worker.
       measured: True if dispatch and gradient were timed; in simulated runs they are not, and no worker waits.
       commits: commits applied.
-      dropped: commits that the method refused, and finished gradients that were too old to be committed.
+      dropped: commits that the method refused.
       rejected: commits that were not finite.
       faults: computations that raised.
-      interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost. ``utilisation``
-        and ``at_once`` count their time from the dispatch on, given the events of a log; a history has no times of them.
+      interrupted: computations that were called back, or finished too old (``Policy(interrupt=)``); their gradients are lost.
+        ``utilisation`` and ``at_once`` count their time from the dispatch on, given the events of a log; a history has no times
+        of them.
       retired: workers that were retired, after faults or beyond their deadline, and did not take part again. A history has
         neither these nor ``faults`` nor ``paused``, and counts as ``interrupted`` only what a worker lost before a commit: give
         the events of a log.

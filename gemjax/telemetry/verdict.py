@@ -66,7 +66,7 @@ def verdict(summary: "Summary") -> "Verdict":
     """Judge a run: truly asynchronous or not.
 
     It is if workers compute at the same time, none waits long for the central variable, the order of commits is not a fixed
-    round, workers do not move in lock step, staleness varies, and all workers take part.
+    round, workers do not move in lock step, staleness varies, and all workers take part. What is not recorded is not judged.
 
     Args:
       summary: the statistics of the run, from :func:`gemjax.summarise`.

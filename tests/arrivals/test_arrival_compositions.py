@@ -201,9 +201,7 @@ def test_a_barrier_of_all_is_the_default():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_workers", "gain", "best"), [(4, 1.30, 3), (16, 1.54, 10), pytest.param(64, 1.80, 40, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("num_workers", "gain", "best"), [(4, 1.30, 3), (16, 1.54, 10), (64, 1.80, 40)])
 def test_waiting_for_the_first_gains_what_unequal_workers_cost(num_workers, gain, best):
     """Medians over 100 heterogeneous clusters of DANA's simulation, against those of an independent loop over 400."""
     rounds, counts = 60, sorted({*range(1, num_workers + 1, max(1, num_workers // 16)), num_workers})

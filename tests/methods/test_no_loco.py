@@ -52,7 +52,7 @@ def test_each_meets_one_other_and_over_time_all(num_workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_alone_or_as_two_in_rounds_it_is_diloco_with_heavy_ball(x64, num_workers):
     trace = gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(num_workers)).trace(20 * num_workers)
     local = gemjax.LocalSteps(optax.sgd(0.05), 2)

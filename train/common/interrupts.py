@@ -105,9 +105,9 @@ def _write(text: str) -> None:
 
 
 class StopRequest(threading.Event):
-    """A request to end a run: set by the first Ctrl-C, SIGTERM or SIGHUP. The second signal ends the process.
+    """A request to end a run: set by the first Ctrl-C, SIGTERM or SIGHUP. A second Ctrl-C or SIGTERM ends the process.
 
-    A second SIGHUP does not: when a terminal is closed, the system sends one, and its shell another.
+    A further SIGHUP is ignored: when a terminal is closed, the system sends one, and its shell another.
 
     Attributes:
       unsaved: True from the first commit of this process until the last checkpoint is written. Otherwise the first signal ends
@@ -147,7 +147,7 @@ class StopRequest(threading.Event):
         self.number = number
         self.set()
         _write(
-            f"\n{name_of(number)}: stopping after the commits in flight, with a checkpoint; a second signal stops at once, "
-            "without one\n"
+            f"\n{name_of(number)}: stopping after the commits in flight, with a checkpoint; Ctrl-C or SIGTERM now stops at "
+            "once, without one\n"
         )
         self.wake()

@@ -136,7 +136,7 @@ class Config(Scheduling, Common):
     central_hosts: int = 0
     """Hosts over which the central variable and the method's state are sharded (`--engine cluster`); 0: the driver alone."""
     worker_devices: int = 1
-    """Devices per worker, which share each of its batches if their number divides its rows (`--engine devices`)."""
+    """Devices per worker, which divide each of its batches if the number of rows allows it (`--engine devices`)."""
     address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
     """Running Ray cluster to join, or `auto` to find it (`--engine cluster`); default: a Ray of its own on this host."""
     min_workers: int | None = None
@@ -150,7 +150,7 @@ class Config(Scheduling, Common):
     compression: Literal["none", "bfloat16", "int8"] = "none"
     """Rounding of gradients on the network, with error feedback at the worker (`--engine cluster`)."""
     eval_every: int = 0
-    """Commits between two evaluations on the test set; 0: about 20 per run, in about a fifth of its time on devices at most."""
+    """Commits between two evaluations on the test set; 0: about 20 per run, on devices in about a fifth of its time at most."""
     eval_seconds: float | None = None
     """Virtual seconds between two evaluations; a gradient takes one on average (`--engine simulate`)."""
     checkpoint_every: int = 0

@@ -25,7 +25,7 @@ from train.run.records import Means
 from train.run.tensorboard import Scalars
 from train.task.task import Task
 
-SHARE = 0.2  # Of the time since the first evaluation on devices: if all of them took more, the next one is declined.
+SHARE = 0.2  # An evaluation on devices is declined if those before it took more of the time since the first one began.
 
 
 def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = None) -> np.ndarray:
@@ -161,9 +161,10 @@ class RunCallback:
         Raises:
           CheckpointWriteError: (an OSError) if it cannot be written; an error in the background is raised later.
         """
+        metadata = None
         with self._warning_of_failure():
             self.checkpoints.wait()
-        metadata = self.checkpoints.metadata if self.checkpoints.latest == len(trace) else None
+            metadata = self.checkpoints.metadata if self.checkpoints.latest == len(trace) else None
         if metadata is None or metadata["metrics"] != self.folder.sizes()["metrics"]:
             if self.beside:
                 self.folder.provenance.unevaluated = (
@@ -199,7 +200,7 @@ class RunCallback:
 
     def save_after_error(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
         """Save what the run reached before an exception, and report it; an error here never masks the exception."""
-        if reached is None or self._after_error:  # This callback raised the exception, and has saved.
+        if reached is None or self._after_error:  # Nothing is reached, or it was called before.
             return
         self._after_error = True
         try:

@@ -108,10 +108,10 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     if resume:
         check_resumed(given, named, default)
     flags = {word.split("=")[0].replace("_", "-") for word in argv}
-    # A flag replaces those of the resumed run that it does not go with, and the grace period of its quorum.
-    for group, grace in ((PACING, ("grace",)), (EVALUATIONS, ())):
+    # If a flag of a group is given, the resumed run's values of all of the group are dropped, and the grace of its quorum.
+    for group, dropped in ((PACING, (*PACING, "grace")), (EVALUATIONS, EVALUATIONS)):
         if flags & {flag(name) for name in group}:
-            default = dataclasses.replace(default, **{name: getattr(Config, name) for name in (*group, *grace)})
+            default = dataclasses.replace(default, **{name: getattr(Config, name) for name in dropped})
     config = parse_flags(Config, argv, USAGE, default)
     if not resume and config.engine == "simulate":
         config = in_rounds(config, [config.method], argv)

@@ -190,7 +190,7 @@ def policy(config: Config) -> gemjax.Policy:
         )
         return given.resolved(config.workers, METHODS[config.method].rounds)
     except ValueError as error:
-        # The first word is a field, and so is each name before an equals sign.
+        # The first word is a field, and so is each name before an equals sign, which stays only before a number.
         words = re.sub(r"(^\w+|\w+(?==))(=(?!\d))?", lambda found: flag(found[1]), str(error))
         raise UsageError(words) from error
 

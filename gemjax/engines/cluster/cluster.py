@@ -36,6 +36,7 @@ RAY_HAS_ENDED = "the Ray of this cluster has ended on its host, so no worker can
 PATIENCE = 60.0  # Seconds without an answer of the actors after which a warning names the resources that they wait for.
 FILES = "files"  # Threads of a central actor that wait for its files, while it goes on with commits.
 PAUSE = 0.2  # Seconds between two calls of an actor that is being restarted.
+ROUNDING = 1e-9  # Of counts of resources such as 0.1 GPU.
 FREED = 5.0  # Seconds in which Ray frees the resources of a cluster that was closed.
 REPLACED = 20.0  # Seconds after which an actor that Ray does not restart is replaced by a new one.
 INTERRUPTIONS = "interruptions"  # Ray's name of the actors' thread for calls that overtake a gradient.
@@ -251,7 +252,7 @@ class Cluster:
         return ", ".join(
             f"{count:g} {name} (there are {found.get(name, 0):g})"
             for name, count in self._needed(self.num_workers).items()
-            if count > found.get(name, 0)
+            if count > found.get(name, 0) + ROUNDING
         )
 
     def _reserve(self, ray: Any, groups: int) -> Any:
@@ -261,7 +262,7 @@ class Cluster:
         """
         members = self.num_workers // groups
         needed = self._needed(members)
-        has_room = lambda found: all(found.get(name, 0) >= count for name, count in needed.items())
+        has_room = lambda found: all(found.get(name, 0) + ROUNDING >= count for name, count in needed.items())
         if needed and any(node["Alive"] and has_room(node["Resources"]) for node in ray.nodes()):
             return ray.util.placement_group([needed] * groups, strategy="SPREAD")
         why = f"no host has {needed}" if needed else "they reserve no resources"
@@ -320,7 +321,7 @@ class Cluster:
     def _await_enough(self, ray: Any) -> None:
         """Wait for ``min_workers`` actors, or with patience for those that the cluster has room for; warn of the others."""
         found = ray.cluster_resources()
-        room = [int(found.get(name, 0) / count + 1e-9) for name, count in self._needed(1).items()]
+        room = [int(found.get(name, 0) / count + ROUNDING) for name, count in self._needed(1).items()]
         least, expected = self.min_workers or 1, self.min_workers or max(1, min([self.num_workers, *room]))
         begun, late = ray.wait(self._pings, num_returns=expected, timeout=PATIENCE, fetch_local=False)
         if len(begun) == (self.min_workers or self.num_workers):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from gemjax.batches.base import RowsError
 from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Request, arrived
 from gemjax.engines.cluster.cluster import PATIENCE, Cluster
 from gemjax.engines.cluster.compression import packers_of_messages
@@ -152,9 +153,9 @@ class ClusterPrograms(CentralPrograms):
                             _reply(reference)
                     except WorkerLostError:  # It leaves when it is dispatched.
                         del waiting[worker]
-                    except Exception:
+                    except Exception as error:
                         held.raise_again()
-                        if not waiting[worker]:
+                        if not waiting[worker] or isinstance(error, RowsError):
                             raise
                         waiting[worker] -= 1
                     else:

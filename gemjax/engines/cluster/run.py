@@ -180,7 +180,7 @@ def run_on_cluster(
         saving=Saving(checkpoints, resume, checkpoint_seconds), in_files=shared,
     )  # fmt: skip
     warn_of_two_rates(tx, params, local)
-    del state, params, model_state  # The run has copies, so the caller can free these.
+    del state, params, model_state  # The run has them, and frees them when it has copied them.
 
     def programs(transition: Transition, begin: RunState) -> ClusterPrograms:
         plain = as_batches(batches, num_workers)

@@ -41,7 +41,9 @@ class Members:
         return frozenset(self._absent)
 
     def join(self, worker: int) -> None:
-        """Let ``worker``, which may have been retired, take part from now on. Do nothing if it takes part already.
+        """Let ``worker``, which may have been given up, take part from now on. Do nothing if it takes part already.
+
+        One whose process or host is lost takes part by itself when it is back.
 
         Raises:
           RuntimeError: after :meth:`close`.

@@ -174,7 +174,7 @@ def run_on_devices(
     )  # fmt: skip
     warn_if_colocated(placement)
     warn_of_two_rates(tx, params, local)
-    del state, params, model_state  # The run has copies, so the caller can free these.
+    del state, params, model_state  # The run has them, and frees them when it has copied them.
 
     def programs(transition: Transition, begin: RunState) -> Programs:
         kept = as_batches(batches, run.num_workers)

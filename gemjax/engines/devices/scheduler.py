@@ -137,7 +137,7 @@ class Scheduler:
         now = time.perf_counter()
         wait = min(self.roster.timeout(now), max(0.0, self.call_at - now))
         with self.held.interruptible():
-            arrival = self.waiters.next(None if wait == INFINITY else wait)
+            arrival = self.waiters.next(wait)
         now = time.perf_counter()
         if arrival is not None and isinstance(arrival.error, WorkerLostError):
             self.roster.disappeared(arrival.worker, arrival.number, now, arrival.error)
@@ -146,7 +146,7 @@ class Scheduler:
             raise arrival.error
         elif arrival is not None:
             self.roster.arrived(arrival.worker, arrival.number, now, arrival, arrival.error)
-        # Before lateness and describe_stall: it subtracts the time in which the run was not polling.
+        # First, because begin_round subtracts the time in which the run was not polling.
         for worker in self.roster.begin_round(now):
             reads = worker in self.roster.reading and not self.programs.is_ready(worker)
             if reads or self.waiters.watches(worker):
@@ -314,7 +314,7 @@ class Scheduler:
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """Read all reports, then pause; log the time, in which no worker is heard."""
+        """Read all reports before a callback or a checkpoint, and log the seconds of both, in which no worker is heard."""
         began = time.perf_counter()
         self.history.read_all()
         self.history.flush()

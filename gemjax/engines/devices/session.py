@@ -89,7 +89,9 @@ class Run(Options):
                 shapes = first_shapes(transition, params, model_state)
                 begin = continued(checked_state(self.state, shapes, elsewhere=self.in_files), self.recorded)
                 if transition.num_blocks and len(self.recorded) and self.recorded.read_at is None:
-                    raise ValueError("recorded= has no read_at, so it does not replay; give the run's own trace")
+                    raise ValueError(
+                        "the trace of the run so far has no read_at, so the result would not replay; give recorded= with it"
+                    )
             rejected, dropped = int(begin.rejected), int(begin.dropped)
             self.state = self.params = self.model_state = None  # So that the caller can free them.
             programs = make_programs(transition, begin)

@@ -8,9 +8,9 @@ class Watchdog:
 
     Only time in which the scheduler could have received a gradient counts as silence. A callback, or a suspended process or
     machine, stops the scheduler and usually the workers; a healthy worker must not be given up for that. The scheduler
-    therefore never waits longer than one *beat*: a quarter of the deadline, but at most one second. If more than two beats have
-    passed since the last look, the scheduler was not polling: the clock advances by one beat only, and no worker is given up
-    during the next one.
+    therefore never waits longer than one *beat*: a quarter of the deadline, but at most one second, also without a deadline. If
+    more than two beats have passed since the last look, the scheduler was not polling: the clock advances by one beat only, and
+    no worker is given up during the next one.
 
     Args:
       seconds: longest time from the dispatch of a gradient to its arrival; ``None`` for no limit.

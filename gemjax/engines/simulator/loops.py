@@ -37,9 +37,9 @@ def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> in
 def width_for(events: Events, batches: Any, copies: int = 1) -> int:
     """Return the largest number of arrivals per compiled call, to which the columns of fewer are padded.
 
-    It is 1,024 for traces of any length, so that these share a program. If the rows of ``copies`` arrivals are large, it is as
-    many as fit 256 MiB; for a shorter trace then at most the next power of two, or as many as fit 4 MiB if these are more. It
-    is at least two, because over a single row a CPU compiles and rounds a loop differently.
+    It is at most 1,024, and as many as have rows of 256 MiB together, ``copies`` of each. For a shorter trace it is at most the
+    next power of two, or as many as have rows of 4 MiB if these are more, so that traces of small rows share a program. It is
+    at least two, because over a single row a CPU compiles and rounds a loop differently.
     """
     if not len(events.worker):
         return 2
@@ -75,7 +75,7 @@ def prepare(batches: Any, events: Events, chunk_size: int, window: int, cut: tup
 
 
 def _beside(state: RunState, data: PyTree) -> PyTree:
-    """Put leaves of the data that are bound to a device on that of the state, or on all of them, if the state is bound, too."""
+    """Move leaves of the data that are bound to devices to those of the state, if it is bound, too."""
     places = {leaf.sharding for leaf in jax.tree.leaves(state) if getattr(leaf, "committed", False)}
     place = places.pop() if len({frozenset(one.device_set) for one in places}) == 1 else None
     if isinstance(place, jax.sharding.NamedSharding):

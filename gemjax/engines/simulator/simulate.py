@@ -200,7 +200,7 @@ def simulate(
     check_given(loss_fn, params, model_state)
     check_trace(trace)
     callback_every = renamed_chunk_size(callback_every, chunk_size)
-    calls = {*map(int, stops)}
+    calls = {integer("stops", stop, 0) for stop in stops}
     if callback is not None or callback_every is not None:
         callback_every = every_of("callback_every", callback_every, len(trace))
         calls |= {*range(callback_every, len(trace) + 1, callback_every)}

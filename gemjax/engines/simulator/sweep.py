@@ -151,8 +151,8 @@ def sweep(
       diagnostics: as for :func:`gemjax.simulate`.
       callback: called as ``callback(arrivals done, arrivals in all)`` after each compiled call, which all runs complete before
         the next one starts. Ends the sweep by returning true.
-      callback_every: the largest number of arrivals between two calls, positive; default: a twentieth of the trace. It is at
-        most 1,024, and less if data stay on the host and their rows would exceed 256 MiB.
+      callback_every: the largest number of arrivals between two calls, positive; default: a twentieth of the trace. There
+        are never more than 1,024, and fewer if data stay on the host and their rows would exceed 256 MiB.
       stops: numbers of commits after which ``at_stop`` is called, the same for all seeds.
       at_stop: called as ``at_stop(commits, run, state)`` for each run, with its number in the order of the result. The state is
         valid during the call only.

@@ -289,6 +289,12 @@ def test_a_record_with_other_random_numbers_is_refused(tmp_path):
     assert others.load(run) is not None
     with jax.default_prng_impl("rbg"), pytest.raises(RecordError, match=r"threefry2x32, and now it is rbg.*--anew"):
         Pool(tmp_path / "other", published).load(run)
+    jax.config.update("jax_random_seed_offset", 1)
+    try:
+        with pytest.raises(RecordError, match=r"JAX_RANDOM_SEED_OFFSET=0, and now it is 1"):
+            Pool(tmp_path / "other", published).load(run)
+    finally:
+        jax.config.update("jax_random_seed_offset", 0)
 
 
 def test_a_dry_run_says_what_is_left(claim, inline, tmp_path, capsys):

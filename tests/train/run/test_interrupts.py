@@ -178,7 +178,10 @@ def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
     errors = capfd.readouterr().err.split("\n")
     go_on = "go on with: python -m train --resume run"
     assert errors[:1] + errors[2:] == ["", "", go_on, "train: interrupted by Ctrl-C", ""]
-    assert "Ctrl-C: stopping after the commits in flight, with a checkpoint; a second signal stops at once" in errors[1]
+    assert (
+        "Ctrl-C: stopping after the commits in flight, with a checkpoint; Ctrl-C or SIGTERM now stops at once"
+        in errors[1]
+    )
     folder = RunFolder("run")
     assert not folder.summary.exists()
     assert "22" not in os.listdir(folder.saved) or moment == "finish"

@@ -104,7 +104,7 @@ def test_a_whole_run_on_devices_without_its_summary_is_not_evaluated_again(tiny,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["barrier", pytest.param("homogeneous", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cluster", ["barrier", "homogeneous"])
 def test_a_simulation_that_ends_without_an_applied_commit_fails(tiny, small, cluster):
     """With a barrier it counted as finished, because its trace goes on; and so did each that was resumed at its end."""
     config = dataclasses.replace(

@@ -15,10 +15,8 @@ from train.run.groups.store import Store
 
 POOL = RUNS / "reproduce"
 PUBLISHED = Path(__file__).parents[2] / "results" / "runs"
-UNNAMED = {
-    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
-    "JAX_THREEFRY_PARTITIONABLE": True,
-}  # Of records without a generator.
+# The generator of records that name none.
+UNNAMED = {"JAX_DEFAULT_PRNG_IMPL": "threefry2x32", "JAX_THREEFRY_PARTITIONABLE": True, "JAX_RANDOM_SEED_OFFSET": 0}
 
 
 class Pool(Store[PlannedRun, RunRecord]):

@@ -240,6 +240,8 @@ class Checkpoints:
           FileNotFoundError: if the folder does not hold this checkpoint.
           CheckpointError: (a ValueError) if a file of the checkpoint is missing or was cut, or it is of another method,
             schedule, model, number of workers or PRNG implementation; the message names its folder.
+          OSError, MemoryError: if it may be good, but cannot be read now; other errors of I/O and memory are those of
+            TensorStore and JAX.
         """
         result, metadata = self._checked(like, commits, in_files)
         return result.state, result.trace, metadata

@@ -155,7 +155,7 @@ def check_metadata(found: Any, like: RunState, checkpoint: str, commits: int) ->
         here, there = (" ".join(filter(None, row or ["no array"])) for row in different[0])
         raise CheckpointError(
             f"{checkpoint} is of another method, schedule, model, number of workers or PRNG implementation, or of another "
-            f"version of gemjax; arrays that differ: {len(different)}, the first: saved {here}, expected {there}"
+            f"version of gemjax; the first array that differs: saved {here}, expected {there}"
         )
 
 

@@ -54,9 +54,12 @@ class InFile(Elsewhere):
         wanted = {STATE: dict.fromkeys(together, NOT_READ) | {self.name: np.empty(self.shape, self.dtype)}}
         try:
             with reading(checkpoint), ORBAX:
-                return np.asarray(ocp.load_checkpointables(checkpoint, wanted)[STATE][self.name])
-        finally:
+                found = np.asarray(ocp.load_checkpointables(checkpoint, wanted)[STATE][self.name])
+        except Exception:
             self.check()
+            raise
+        self.check()
+        return found
 
 
 def can_stay(name: str, leaf: Any) -> bool:
